@@ -1,0 +1,71 @@
+"""The gated delta rule in plain MLX: one token at a time, and in parallel over chunks.
+
+Per V head, with state ``S`` [D_v, D_k] (k fastest), all float32 (qwen35_gguf.md, 3.3 and 3.4):
+
+    S <- exp(g) S;   d = beta (v - S k);   S <- S + d k^T;   o = S q / sqrt(D)
+
+Both forms take q and k already unit length and already spread over the V heads.
+"""
+
+import math
+
+import mlx.core as mx
+
+
+def delta_step(
+    q: mx.array, k: mx.array, v: mx.array, g: mx.array, beta: mx.array, state: mx.array
+) -> tuple[mx.array, mx.array]:
+    """One token for a batch. q, k, v [B, H, D]; g, beta [B, H]; state [B, H, D, D].
+
+    Returns o [B, H, D] and the new state.
+    """
+    state = state * mx.exp(g)[..., None, None]
+    seen = (state @ k[..., None])[..., 0]
+    d = beta[..., None] * (v - seen)
+    state = state + d[..., None] * k[..., None, :]
+    o = (state @ q[..., None])[..., 0]
+    return o / math.sqrt(q.shape[-1]), state
+
+
+def delta_chunks(
+    q: mx.array, k: mx.array, v: mx.array, g: mx.array, beta: mx.array, state: mx.array
+) -> tuple[mx.array, mx.array]:
+    """Whole chunks of one sequence. q, k, v [N, H, C, D]; g, beta [N, H, C]; state [H, D, D].
+
+    Pad tokens have q = k = v = 0, beta = 0, g = 0 and leave the state unchanged. Everything that
+    does not depend on the state is computed for all N chunks at once.
+    Returns o [N, H, C, D] and the state after the last chunk.
+    """
+    n_chunks, _, c, size = q.shape
+    q = q / math.sqrt(size)
+    total = mx.cumsum(g, axis=-1)
+    later = mx.tril(mx.ones((c, c), dtype=mx.bool_))
+    gap = mx.where(later, total[..., :, None] - total[..., None, :], -mx.inf)
+    decay = mx.exp(gap)
+    keys = k * beta[..., None]
+    inverse = _unit_lower_inverse(mx.tril((keys @ k.swapaxes(-1, -2)) * decay, -1))
+    values = inverse @ (v * beta[..., None])
+    weights = inverse @ (keys * mx.exp(total)[..., None])
+    scores = (q @ k.swapaxes(-1, -2)) * decay
+    reads = q * mx.exp(total)[..., None]
+    last = total[..., -1:]
+    writes = k * mx.exp(last - total)[..., None]
+    outputs = []
+    for n in range(n_chunks):
+        new = values[n] - weights[n] @ state.swapaxes(-1, -2)
+        outputs.append(reads[n] @ state.swapaxes(-1, -2) + scores[n] @ new)
+        state = state * mx.exp(last[n])[..., None] + new.swapaxes(-1, -2) @ writes[n]
+    return mx.stack(outputs), state
+
+
+def _unit_lower_inverse(a: mx.array) -> mx.array:
+    """(I + A)^-1 for strictly lower A [..., C, C], as the product of (I + (-A)^(2^k)): A^C = 0."""
+    c = a.shape[-1]
+    power = -a
+    result = mx.eye(c) + power
+    width = 2
+    while width < c:
+        power = power @ power
+        result = result + result @ power
+        width *= 2
+    return result

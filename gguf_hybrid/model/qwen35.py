@@ -1,0 +1,72 @@
+"""Qwen3.5 / 3.6 / Qwen3-Next as a chain of coarse backend operations.
+
+The graph is written once; what an operation does with a row is the backend's business. A block keeps
+its tensors under their GGUF names. The next-token (MTP) block is recognised by the loader and left
+out here. Order of operations: qwen35_gguf.md, 3.1.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from gguf_hybrid.backend.base import Backend, Floats, Store, StoreSpec
+from gguf_hybrid.config import ModelConfig
+from gguf_hybrid.step import Step
+from gguf_hybrid.weights.reader import GGUFFile, TensorInfo
+
+Progress = Callable[[float], None]
+
+
+class Qwen35:
+    """A loaded model. Weights are prepared block by block, so loading needs the backend's form of
+    the file and one block more."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        tensors: dict[str, TensorInfo],
+        backend: Backend,
+        progress: Progress = lambda fraction: None,
+    ) -> None:
+        self.config = config
+        self.backend = backend
+        self.token_embd = backend.prepare_embedding(tensors["token_embd.weight"])
+        self.blk: list[Any] = []
+        for layer in range(config.n_layer):
+            self.blk.append(backend.prepare_block(layer, _block_tensors(tensors, layer)))
+            progress((layer + 1) / (config.n_layer + 1))
+        output = tensors.get("output.weight", tensors["token_embd.weight"])
+        norm = tensors["output_norm.weight"]
+        self.head = backend.prepare_head(norm, output, self.token_embd)
+        progress(1.0)
+
+    def new_store(self, spec: StoreSpec) -> Store:
+        """Empty state rows and KV blocks for this model."""
+        return self.backend.new_store(spec)
+
+    def forward(self, step: Step, store: Store) -> Floats:
+        """Run one step: float32 [n_logits, n_vocab], in the order of ``step.logit_index``."""
+        backend = self.backend
+        plan = backend.begin(step, store)
+        x = backend.embed(self.token_embd, plan)
+        n_recurrent = n_attention = 0
+        for block, recurrent in zip(self.blk, self.config.recurrent_layers, strict=True):
+            if recurrent:
+                x = backend.gated_delta_net(block, x, plan, n_recurrent)
+                n_recurrent += 1
+            else:
+                x = backend.attend(block, x, plan, n_attention)
+                n_attention += 1
+            x = backend.feed_forward(block, x, plan)
+        return backend.logits(self.head, x, plan)
+
+
+def _block_tensors(tensors: dict[str, TensorInfo], layer: int) -> dict[str, TensorInfo]:
+    prefix = f"blk.{layer}."
+    return {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
+
+
+def load(
+    file: GGUFFile, config: ModelConfig, backend: Backend, progress: Progress = lambda _: None
+) -> Qwen35:
+    """The model of an opened and checked file."""
+    return Qwen35(config, dict(file.tensors), backend, progress)
