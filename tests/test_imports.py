@@ -7,7 +7,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 LEVELS: tuple[frozenset[str], ...] = (
-    frozenset({"errors", "keys"}),
+    frozenset({"errors", "keys", "demo"}),
     frozenset({"config", "step", "runtime_config"}),
     frozenset({"weights", "text", "sampling", "memory"}),
     frozenset({"backend", "cpu", "metal"}),

@@ -1,0 +1,72 @@
+"""Which compute backend this installation and this command line lead to.
+
+On Linux the ``mlx`` wheel has no backend of its own; ``mlx-cpu`` and ``mlx-cuda-13`` each bring one
+and put their library in the same place, so exactly one may be installed. Nothing here imports MLX
+before it has to.
+"""
+
+import sys
+from importlib.metadata import PackageNotFoundError, version
+
+from gguf_hybrid.config import ModelConfig
+from gguf_hybrid.errors import BackendError
+from gguf_hybrid.runtime_config import RuntimeConfig
+
+from .base import Backend
+
+BACKENDS = {"mlx-cpu": "cpu", "mlx-cuda-12": "cuda", "mlx-cuda-13": "cuda", "mlx-metal": "metal"}
+
+
+def installed_backends() -> list[str]:
+    """Names of the installed MLX backend packages."""
+    found = []
+    for package in BACKENDS:
+        try:
+            version(package)
+        except PackageNotFoundError:
+            continue
+        found.append(package)
+    return found
+
+
+def require_backend() -> str:
+    """The one installed MLX backend: "cpu", "cuda" or "metal"; BackendError with the remedy."""
+    found = installed_backends()
+    if not found:
+        extra = "" if sys.platform == "darwin" else "[cpu]"
+        raise BackendError(
+            f"no MLX backend is installed: pip install 'gguf-hybrid{extra}'"
+            + (" (or 'gguf-hybrid[cuda13]' for an NVIDIA GPU)" if extra else "")
+        )
+    if len(found) > 1:
+        raise BackendError(
+            f"two MLX backends are installed ({', '.join(found)}) and overwrite each other: pip"
+            f" uninstall -y mlx {' '.join(found)} && pip install 'gguf-hybrid[cpu]' (or [cuda13])"
+        )
+    return BACKENDS[found[0]]
+
+
+def wants_cpu(config: RuntimeConfig) -> bool:
+    """``-ngl 0`` and ``--device none`` choose the CPU; so does an installation without a GPU."""
+    if config.device not in {"auto", "none", "cpu", "gpu"}:
+        raise BackendError(f"--device {config.device}: unknown device, see --list-devices")
+    asked = config.n_gpu_layers == 0 or config.device in {"none", "cpu"}
+    if config.device == "gpu" and require_backend() == "cpu":
+        raise BackendError("--device gpu: the installed MLX backend has no GPU")
+    return asked or require_backend() == "cpu"
+
+
+def create_backend(model: ModelConfig, config: RuntimeConfig) -> Backend:
+    """The backend for a model. Called on the engine thread, which then owns it."""
+    if wants_cpu(config):
+        from gguf_hybrid.cpu.library import find_library
+
+        if find_library() is not None:
+            from .cpu import CpuBackend
+
+            return CpuBackend(model, config)
+    import mlx.core as mx
+
+    from .mlx import MlxBackend
+
+    return MlxBackend(model, mx.cpu if wants_cpu(config) else mx.gpu)
