@@ -146,6 +146,15 @@ class Cursor:
         except UnicodeDecodeError:
             raise self.fail(f"{what} is not UTF-8") from None
 
+    def name(self, what: str, limit: int) -> str:
+        """A string fit to be shown in a message of one line."""
+        text = self.string(what, limit)
+        if not text:
+            raise self.fail(f"{what} is empty")
+        if not text.isprintable():
+            raise self.fail(f"{what} holds control characters: {text[:40]!r}")
+        return text
+
     def count(self, what: str, item_nbytes: int) -> int:
         """A u64 count of items of at least ``item_nbytes`` bytes each, all of them in the file."""
         n = int(self.number("Q", f"count of {what}"))
@@ -158,9 +167,7 @@ def read_fields(cursor: Cursor, count: int) -> dict[str, Field]:
     """``count`` key/value pairs; keys are non-empty and unique."""
     fields: dict[str, Field] = {}
     for i in range(count):
-        key = cursor.string(f"key {i}", MAX_KEY_BYTES)
-        if not key:
-            raise cursor.fail(f"key {i} is empty")
+        key = cursor.name(f"key {i}", MAX_KEY_BYTES)
         if key in fields:
             raise cursor.fail(f"duplicate key {key}")
         fields[key] = _read_field(cursor, key)

@@ -153,7 +153,7 @@ def _check_place(shard: _Shard, place: int, count: int) -> None:
     for key, want in (("split.no", place), ("split.count", count)):
         if (have := _split_number(shard, key, -1)) != want:
             shown = "missing" if have < 0 else have
-            raise GGUFError(f"{shard.path}: {key} is {shown}, expected {want}")
+            raise GGUFError(f"{shard.path}: key {key} is {shown}, expected {want}")
 
 
 def _open_shard(path: Path) -> _Shard:
@@ -217,9 +217,7 @@ class _Info:
 
 
 def _read_info(cursor: Cursor, i: int) -> _Info:
-    name = cursor.string(f"name of tensor {i}", MAX_NAME_BYTES)
-    if not name:
-        raise cursor.fail(f"tensor {i} has no name")
+    name = cursor.name(f"name of tensor {i}", MAX_NAME_BYTES)
     n_dims = cursor.number("I", f"dimensions of tensor {name}")
     if not 1 <= n_dims <= MAX_DIMS:
         raise cursor.fail(f"tensor {name} has {n_dims} dimensions (1 to {MAX_DIMS})")
