@@ -15,30 +15,31 @@ from pathlib import Path
 import gguf
 import ml_dtypes
 import numpy as np
-from gguf_hybrid.tools.architecture import shape_problems
-from gguf_hybrid.tools.convert_checkpoint import Array, Checkpoint, SourceTensor, open_checkpoint
-from gguf_hybrid.tools.convert_metadata import (
+from tqdm import tqdm
+
+from gguf_hybrid.errors import ConfigError, GgufHybridError
+from gguf_hybrid.weights.ggml import GGMLType
+from gguf_hybrid.weights.metadata import Field
+
+from .architecture import shape_problems
+from .convert_checkpoint import Array, Checkpoint, SourceTensor, open_checkpoint
+from .convert_metadata import (
     architecture,
     general_fields,
     linear_heads,
     model_fields,
     text_hparams,
 )
-from gguf_hybrid.tools.convert_tensors import (
+from .convert_tensors import (
     PlannedTensor,
     Selection,
     count_mtp_layers,
     plan_tensors,
     text_name,
 )
-from gguf_hybrid.tools.convert_vocab import vocab_fields
-from gguf_hybrid.tools.gguf_writer import Chunk, OutputTensor, write_files
-from gguf_hybrid.tools.split import parse_size, shard_files
-from tqdm import tqdm
-
-from gguf_hybrid.errors import ConfigError, GgufHybridError
-from gguf_hybrid.weights.ggml import GGMLType
-from gguf_hybrid.weights.metadata import Field
+from .convert_vocab import vocab_fields
+from .gguf_writer import Chunk, OutputTensor, write_files
+from .split import parse_size, shard_files
 
 FILE_TYPES = {"f32": 0, "f16": 1, "q8_0": 7, "bf16": 32}
 TENSOR_TYPES = {

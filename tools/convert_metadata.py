@@ -12,12 +12,13 @@ from typing import Any
 
 import gguf
 import numpy as np
-from gguf_hybrid.tools.convert_checkpoint import read_json
-from gguf_hybrid.tools.convert_tensors import Heads, PlannedTensor
-from gguf_hybrid.tools.convert_vocab import string_array
 
 from gguf_hybrid.errors import ConfigError
 from gguf_hybrid.weights.metadata import Field, ValueType
+
+from .convert_checkpoint import read_json
+from .convert_tensors import Heads, PlannedTensor
+from .convert_vocab import string_array
 
 ARCHITECTURES = {
     "Qwen3_5ForConditionalGeneration": "qwen35",

@@ -11,9 +11,10 @@ from dataclasses import dataclass, field
 from functools import partial
 
 import numpy as np
-from gguf_hybrid.tools.convert_checkpoint import Array, SourceTensor
 
 from gguf_hybrid.errors import ConfigError, GGUFError
+
+from .convert_checkpoint import Array, SourceTensor
 
 GLOBAL_NAMES = {
     "embed_tokens.weight": "token_embd.weight",

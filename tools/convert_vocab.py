@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from gguf_hybrid.tools.convert_checkpoint import read_json
 
 from gguf_hybrid.errors import ConfigError
 from gguf_hybrid.weights.metadata import Field, ValueType
+
+from .convert_checkpoint import read_json
 
 PRE_TOKENIZERS = {
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}"

@@ -10,12 +10,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-from gguf_hybrid.tools.gguf_writer import Chunk, OutputFile, OutputTensor, write_files
 from tqdm import tqdm
 
 from gguf_hybrid.errors import ConfigError, GgufHybridError
 from gguf_hybrid.weights.metadata import Field, ValueType
 from gguf_hybrid.weights.reader import GGUFFile, TensorInfo, open_gguf
+
+from .gguf_writer import Chunk, OutputFile, OutputTensor, write_files
 
 SIZE_UNITS = {"K": 10**3, "M": 10**6, "G": 10**9}
 SPLIT_KEYS = ("split.no", "split.count", "split.tensors.count")

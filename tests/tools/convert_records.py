@@ -51,7 +51,7 @@ def differences(record: dict[str, Any], model: GGUFFile) -> Iterator[str]:
         tensor.name: {
             "shape": list(reversed(tensor.shape)),
             "type": tensor.type.name,
-            "sha256": hashlib.sha256(tensor.data).hexdigest(),
+            "sha256": hashlib.sha256(tensor.data.data).hexdigest(),
         }
         for tensor in model.tensors.values()
     }
