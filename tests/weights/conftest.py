@@ -83,3 +83,64 @@ def gguf_file(tmp_path: Path) -> Callable[..., Path]:
         return path
 
     return write
+
+
+# H, blocks, dense width, heads, KV heads, K heads, V heads, experts, top-k, expert width
+RELEASED = {
+    "0.8B": (1024, 24, 3584, 8, 2, 16, 16, 0, 0, 0),
+    "2B": (2048, 24, 6144, 8, 2, 16, 16, 0, 0, 0),
+    "4B": (2560, 32, 9216, 16, 4, 16, 32, 0, 0, 0),
+    "9B": (4096, 32, 12288, 16, 4, 16, 32, 0, 0, 0),
+    "27B": (5120, 64, 17408, 24, 4, 16, 48, 0, 0, 0),
+    "35B-A3B": (2048, 40, 0, 16, 2, 16, 32, 256, 8, 512),
+    "122B-A10B": (3072, 48, 0, 32, 2, 16, 64, 256, 8, 1024),
+    "397B-A17B": (4096, 60, 0, 32, 2, 16, 64, 512, 10, 1024),
+}
+TIED = ("0.8B", "2B", "4B")
+
+
+def released_metadata(name: str) -> dict[str, object]:
+    """The metadata of a released model with one MTP block, as its GGUF has it."""
+    h, blocks, ff, heads, kv_heads, k_heads, v_heads, experts, topk, expert_ff = RELEASED[name]
+    arch = "qwen35moe" if experts else "qwen35"
+    numbers = {
+        "block_count": blocks + 1,
+        "nextn_predict_layers": 1,
+        "context_length": 262144,
+        "embedding_length": h,
+        "attention.head_count": heads,
+        "attention.head_count_kv": kv_heads,
+        "attention.key_length": 256,
+        "attention.value_length": 256,
+        "attention.layer_norm_rms_epsilon": 1e-6,
+        "rope.freq_base": 1e7,
+        "rope.dimension_count": 64,
+        "rope.dimension_sections": [11, 11, 10, 0],
+        "ssm.conv_kernel": 4,
+        "ssm.state_size": 128,
+        "ssm.group_count": k_heads,
+        "ssm.time_step_rank": v_heads,
+        "ssm.inner_size": v_heads * 128,
+        "full_attention_interval": 4,
+    }
+    if experts:
+        numbers |= {"expert_count": experts, "expert_used_count": topk}
+        numbers |= {"expert_feed_forward_length": expert_ff}
+        numbers |= {"expert_shared_feed_forward_length": expert_ff}
+    else:
+        numbers |= {"feed_forward_length": ff}
+    metadata: dict[str, object] = {f"{arch}.{key}": value for key, value in numbers.items()}
+    metadata["general.architecture"] = arch
+    metadata["tokenizer.ggml.tokens"] = range(248320)
+    return metadata
+
+
+@pytest.fixture
+def released() -> Callable[[str], tuple[dict[str, object], set[str]]]:
+    """Metadata of a released model, and the tensor names that its configuration depends on."""
+
+    def model(name: str) -> tuple[dict[str, object], set[str]]:
+        head = set() if name in TIED else {"output.weight"}
+        return released_metadata(name), {"blk.0.attn_norm.weight"} | head
+
+    return model
