@@ -1,0 +1,240 @@
+"""Both memories of a sequence, recurrent state and KV, as one: every operation is all or nothing.
+
+Accounting only; the arrays live in the store. A step is planned (``plan`` reserves), run by the
+model, then committed or abandoned. The operations carry llama.cpp's names; unlike there, ``seq_rm``
+refuses whatever would leave a state that still remembers removed tokens, a removed prefix included.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from gguf_hybrid.step import Ids, Row, Step
+
+from .kv import BlockPool, KVExhausted, KVMemory, n_blocks_for
+from .recurrent import RecurrentMemory
+from .sequence_file import SavedSequence, SavedState, SequenceFormat, pack, unpack
+from .store import StateSnapshot, Store, StoreSpec
+
+__all__ = ["HybridMemory", "KVExhausted", "MemorySizes", "Snapshot"]
+
+
+@dataclass(frozen=True, slots=True)
+class MemorySizes:
+    """How much a memory may hold.
+
+    n_seq_max  sequences that can be computed at once (slots)
+    n_live     KV blocks they may refer to together
+    n_cached   KV blocks that snapshots may keep alive beyond those
+    n_rs_seq   tokens a sequence can be rolled back
+    """
+
+    n_seq_max: int
+    n_live: int
+    n_cached: int = 0
+    n_rs_seq: int = 1
+
+    def store_spec(self, kv_type: str) -> StoreSpec:
+        """The store behind such a memory."""
+        n_rows = self.n_seq_max * (1 + self.n_rs_seq)
+        return StoreSpec(n_rows, self.n_live + self.n_cached, kv_type)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Snapshot:
+    """A sequence as it was after ``n_tokens`` tokens: a copy of its state, references to its KV."""
+
+    n_tokens: int
+    state: StateSnapshot
+    blocks: tuple[int, ...]
+
+
+class HybridMemory:
+    """The sequences 0 ... n_seq_max - 1 of one store."""
+
+    def __init__(self, store: Store, sizes: MemorySizes) -> None:
+        self.store = store
+        self.sizes = sizes
+        n_blocks = sizes.n_live + sizes.n_cached
+        self.pool = BlockPool(n_blocks, sizes.n_live, store.free_block)
+        self._kv = KVMemory(sizes.n_seq_max, self.pool, store.copy_block)
+        self._recurrent = RecurrentMemory(sizes.n_seq_max, sizes.n_rs_seq)
+        self._snapshots: set[Snapshot] = set()
+
+    # -- steps --------------------------------------------------------------------------------
+
+    def plan(self, seq_id: int, tokens: Ids, n_logits: int) -> Row:
+        """Reserve what the next ``tokens`` of a sequence need.
+
+        Raises KVExhausted, having changed nothing. Each row ends in ``commit`` or ``abandon``.
+        """
+        blocks = self._kv.reserve(seq_id, len(tokens))
+        state_read, state_write = self._recurrent.plan(seq_id, len(tokens))
+        start = self._kv.length(seq_id)
+        return Row(seq_id, start, tokens, state_read, state_write, blocks, n_logits)
+
+    def commit(self, step: Step) -> None:
+        """The model has run the step: its tokens are absorbed."""
+        for row in step.rows:
+            self._kv.commit(row.seq_id, len(row))
+            self._recurrent.commit(row.seq_id, len(row), row.state_write)
+
+    def abandon(self, rows: Sequence[Row]) -> None:
+        """The step did not run or failed: every sequence is as long as before."""
+        for row in rows:
+            self._kv.abandon(row.seq_id)
+
+    # -- sequences ----------------------------------------------------------------------------
+
+    def n_tokens(self, seq_id: int) -> int:
+        """Tokens absorbed by the sequence."""
+        return self._kv.length(seq_id)
+
+    def seq_pos_max(self, seq_id: int) -> int:
+        """Last position of the sequence, -1 if it is empty."""
+        return self.n_tokens(seq_id) - 1
+
+    def seq_pos_min(self, seq_id: int) -> int:
+        """First position both memories can continue from: that of the state, so the last one."""
+        return self.n_tokens(seq_id) - 1
+
+    def seq_rm(self, seq_id: int, p0: int = 0, p1: int = -1) -> bool:
+        """Remove positions p0 ... p1 - 1 (negative: from the start, to the end).
+
+        False, with nothing changed, when the state at ``p0`` is in no row any more or when
+        positions behind the removed ones would stay.
+        """
+        end = self.n_tokens(seq_id)
+        first = max(p0, 0)
+        last = end if p1 < 0 else min(p1, end)
+        if first >= last:
+            return True
+        if last < end or not self._recurrent.can_roll_back(seq_id, first):
+            return False
+        self._recurrent.roll_back(seq_id, first)
+        self._kv.cut(seq_id, first)
+        return True
+
+    def seq_cp(self, source: int, target: int) -> None:
+        """``target`` becomes equal to ``source``: KV blocks shared, the state row copied."""
+        if source == target:
+            return
+        self.seq_clear(target)
+        n_tokens = self.n_tokens(source)
+        if n_tokens:
+            self._kv.copy(source, target)
+            row = self._recurrent.place(target, n_tokens)
+            self.store.copy_state(self._recurrent.row(source), row)
+
+    def seq_keep(self, seq_id: int) -> None:
+        """Clear all other sequences."""
+        for other in range(self.sizes.n_seq_max):
+            if other != seq_id:
+                self.seq_clear(other)
+
+    def seq_clear(self, seq_id: int) -> None:
+        self._kv.clear(seq_id)
+        self._recurrent.clear(seq_id)
+
+    def clear(self) -> None:
+        """Clear all sequences; snapshots stay."""
+        for seq_id in range(self.sizes.n_seq_max):
+            self.seq_clear(seq_id)
+
+    # -- snapshots ----------------------------------------------------------------------------
+
+    def snapshot(self, seq_id: int) -> Snapshot:
+        """A checkpoint of the sequence as it is now; it lives until ``release``."""
+        assert self.n_tokens(seq_id), "an empty sequence needs no snapshot"
+        state = self.store.snapshot_state(self._recurrent.row(seq_id))
+        snapshot = Snapshot(self.n_tokens(seq_id), state, self._kv.hold(seq_id))
+        self._snapshots.add(snapshot)
+        return snapshot
+
+    def restore(self, seq_id: int, snapshot: Snapshot) -> None:
+        """The sequence becomes what it was at the snapshot, in any slot, any number of times.
+
+        Raises KVExhausted, having changed nothing.
+        """
+        assert snapshot in self._snapshots, "the snapshot was released"
+        self._kv.adopt(seq_id, snapshot.blocks, snapshot.n_tokens)
+        row = self._recurrent.place(seq_id, snapshot.n_tokens)
+        self.store.restore_state(snapshot.state, row)
+
+    def release(self, snapshot: Snapshot) -> None:
+        self._snapshots.remove(snapshot)
+        self._kv.release(snapshot.blocks)
+
+    # -- bytes --------------------------------------------------------------------------------
+
+    def save(
+        self,
+        seq_id: int,
+        tokens: Sequence[int],
+        layout: SequenceFormat,
+        checkpoints: Sequence[Snapshot] = (),
+    ) -> bytes:
+        """A sequence and earlier states of it as one self-describing file.
+
+        ``tokens`` are all tokens of the sequence; checkpoints are states of prefixes of it.
+        """
+        assert len(tokens) == self.n_tokens(seq_id)
+        live = self.snapshot(seq_id)
+        states = tuple(
+            SavedState(s.n_tokens, s.blocks, s.state.to_host()) for s in (*checkpoints, live)
+        )
+        names = {block for state in states for block in state.blocks}
+        blocks = {block: self.store.read_block(block) for block in sorted(names)}
+        self.release(live)
+        return pack(SavedSequence(tuple(tokens), states, blocks), layout)
+
+    def load(
+        self, seq_id: int, raw: bytes, layout: SequenceFormat
+    ) -> tuple[tuple[int, ...], list[Snapshot]]:
+        """The inverse of ``save``: the tokens of the sequence, and its checkpoints as snapshots.
+
+        Raises SequenceFileError for a foreign or damaged file and KVExhausted when there is no
+        room; then nothing has changed.
+        """
+        saved = unpack(raw, layout)
+        blocks = self._load_blocks(seq_id, saved)
+        snapshots = []
+        for state in saved.states:
+            table = [blocks[b] for b in state.blocks]
+            self._kv.adopt(seq_id, table, state.n_tokens)
+            row = self._recurrent.place(seq_id, state.n_tokens)
+            self.store.load_state(state.values, row)
+            if state is not saved.states[-1]:
+                snapshots.append(self.snapshot(seq_id))
+        self.pool.drop(blocks.values(), self.pool.held)
+        return saved.tokens, snapshots
+
+    def _load_blocks(self, seq_id: int, saved: SavedSequence) -> dict[int, int]:
+        """Fill free blocks, held for the moment; the sequence is empty afterwards."""
+        n_live = max(len(state.blocks) for state in saved.states)
+        if not self._kv.can_replace(seq_id, n_live, len(saved.blocks)):
+            raise KVExhausted(f"the sequence needs {len(saved.blocks)} KV blocks")
+        self.seq_clear(seq_id)
+        cells = saved.cells()
+        blocks = {name: self.pool.take(self.pool.held, cells[name]) for name in saved.blocks}
+        for name, values in saved.blocks.items():
+            self.store.write_block(blocks[name], values)
+        return blocks
+
+    def snapshots_nbytes(self) -> int:
+        """Bytes that exist only because of snapshots: their states, and KV no sequence uses."""
+        states = sum(snapshot.state.nbytes for snapshot in self._snapshots)
+        return states + self.pool.n_held_only * self.store.block_nbytes
+
+    def nbytes(self) -> int:
+        """Bytes of state pool, committed KV and snapshots."""
+        states = sum(snapshot.state.nbytes for snapshot in self._snapshots)
+        return self.store.state_nbytes + self.store.kv_nbytes() + states
+
+    def check(self) -> None:
+        """Recount everything; AssertionError names what is wrong. For tests and idle moments."""
+        self._kv.check([snapshot.blocks for snapshot in self._snapshots])
+        self._recurrent.check()
+        for seq_id in range(self.sizes.n_seq_max):
+            assert self._recurrent.position(seq_id) == self.n_tokens(seq_id)
+        for snapshot in self._snapshots:
+            assert len(snapshot.blocks) == n_blocks_for(snapshot.n_tokens)
