@@ -1,4 +1,4 @@
-"""``gguf-hybrid``: one command, one sub-command per program. Each program is imported when called."""
+"""``gguf-hybrid``: one command, a sub-command per program. Programs are imported when called."""
 
 import sys
 from importlib import import_module

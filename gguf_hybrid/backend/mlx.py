@@ -2,7 +2,7 @@
 
 Correctness first. Rows of one token are batched, longer rows are computed one after another, and no
 operation lets a row see how many others there are. Kernels (``gguf_hybrid.metal``) and the compiled
-CPU backend are measured against this file. Formulas: qwen35_gguf.md, section 3.
+CPU backend are measured against this file.
 """
 
 from dataclasses import dataclass

@@ -1,6 +1,6 @@
 """The gated delta rule in plain MLX: one token at a time, and in parallel over chunks.
 
-Per V head, with state ``S`` [D_v, D_k] (k fastest), all float32 (qwen35_gguf.md, 3.3 and 3.4):
+Per V head, with state ``S`` [D_v, D_k] (k fastest), all float32 (Yang et al., arXiv 2412.06464):
 
     S <- exp(g) S;   d = beta (v - S k);   S <- S + d k^T;   o = S q / sqrt(D)
 

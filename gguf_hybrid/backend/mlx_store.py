@@ -2,7 +2,7 @@
 
 MLX arrays are values, so a pool row is a *reference* into whatever batch array last wrote it. While
 the same sequences decode together, the batch written by one step is read whole by the next and
-nothing is copied; rows are gathered only when a sequence joins or leaves (mlx_backends.md, 6.2).
+nothing is copied; rows are gathered only when a sequence joins or leaves.
 """
 
 from dataclasses import dataclass

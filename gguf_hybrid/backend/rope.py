@@ -2,7 +2,7 @@
 
 Angles are formed in float64 and rounded once, so every backend rotates by the same cosines. Text
 tokens have the same position on all three M-RoPE axes, which makes interleaved M-RoPE plain partial
-rope (qwen35_gguf.md, 3.2).
+rope.
 """
 
 import math

@@ -1,8 +1,8 @@
 """Qwen3.5 / 3.6 / Qwen3-Next as a chain of coarse backend operations.
 
-The graph is written once; what an operation does with a row is the backend's business. A block keeps
-its tensors under their GGUF names. The next-token (MTP) block is recognised by the loader and left
-out here. Order of operations: qwen35_gguf.md, 3.1.
+The graph is written once; what an operation does with a row is the backend's business. A block
+keeps its tensors under their GGUF names. The next-token (MTP) block is recognised by the loader and
+left out here. x <- x + mixer(RMS(x)); x <- x + FFN(RMS(x)) per block, then norm and head.
 """
 
 from collections.abc import Callable
