@@ -1,0 +1,175 @@
+"""A Jinja environment for chat templates, which come with model files and are not trusted.
+
+Jinja's sandbox keeps templates away from Python's internals, but not from endless loops or huge
+strings. Here every loop round and macro call is charged to a budget of time and characters: the
+parsed template is rewritten so that each of them begins with a call that charges it.
+"""
+
+import json
+import time
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any, NoReturn
+
+from jinja2 import Template, TemplateError, nodes, pass_context
+from jinja2.exceptions import SecurityError
+from jinja2.runtime import Context
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.visitor import NodeTransformer
+
+MAX_TEMPLATE_CHARS = 1 << 20
+MAX_OUTPUT_CHARS = 1 << 26
+MAX_SECONDS = 2.0
+_MAX_EXPONENT = 64
+
+# What evaluating a template can raise besides TemplateError: it runs ordinary Python operators.
+RENDER_ERRORS = (
+    TemplateError,
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    RecursionError,
+    TypeError,
+    ValueError,
+)
+_BUDGET = "__budget"
+_CHARGE = "__charge"
+_JOIN = "__join"
+
+
+class Budget:
+    """Time and characters that one rendering may spend."""
+
+    def __init__(self, max_seconds: float) -> None:
+        self._max_seconds = max_seconds
+        self._deadline = time.monotonic() + max_seconds
+        self._n_chars = 0
+
+    def charge(self, n_chars: int) -> None:
+        self._n_chars += n_chars
+        if self._n_chars > MAX_OUTPUT_CHARS:
+            raise SecurityError(f"the template writes more than {MAX_OUTPUT_CHARS} characters")
+        if time.monotonic() > self._deadline:
+            raise SecurityError(f"the template runs for more than {self._max_seconds:g} seconds")
+
+
+class TemplateSandbox(ImmutableSandboxedEnvironment):
+    """Jinja as Hugging Face and llama.cpp set it up, with budgets."""
+
+    intercepted_binops = frozenset({"+", "*", "**"})
+
+    def __init__(self) -> None:
+        super().__init__(
+            trim_blocks=True,
+            lstrip_blocks=True,
+            extensions=["jinja2.ext.loopcontrols"],
+            finalize=_charge_output,
+        )
+        self.filters["tojson"] = _tojson
+        self.globals.pop("lipsum")
+        self.globals |= {
+            "raise_exception": _raise_exception,
+            "strftime_now": _strftime_now,
+            _JOIN: _join,
+        }
+
+    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+        if operator == "**" and (not isinstance(right, int) or right > _MAX_EXPONENT):
+            raise SecurityError(f"an exponent above {_MAX_EXPONENT}")
+        if operator == "*" and (hasattr(left, "__len__") or hasattr(right, "__len__")):
+            length, times = (left, right) if hasattr(left, "__len__") else (right, left)
+            _check_size(len(length) * times)
+        if operator == "+" and isinstance(left, str) and isinstance(right, str):
+            _check_size(len(left) + len(right))
+        return super().call_binop(context, operator, left, right)
+
+    def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(getattr(__obj, "__self__", None), str):  # 'x'.ljust(10**9)
+            _check_size(max((n for n in args if isinstance(n, int)), default=0))
+        return super().call(__context, __obj, *args, **kwargs)
+
+    def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
+        if len(source) > MAX_TEMPLATE_CHARS:
+            raise SecurityError(f"the template is longer than {MAX_TEMPLATE_CHARS} characters")
+        tree: nodes.Template = _Metering().visit(super()._parse(source, name, filename))
+        return tree
+
+
+def render_within_budget(
+    template: Template, variables: Mapping[str, Any], max_seconds: float = MAX_SECONDS
+) -> str:
+    """Render a template of a TemplateSandbox; raises one of RENDER_ERRORS."""
+    budget = Budget(max_seconds)
+    return template.render({**variables, _BUDGET: budget, _CHARGE: budget.charge})
+
+
+class _Metering(NodeTransformer):
+    """Charges loop rounds and macro calls, and sends ``~`` through a size check."""
+
+    def visit_For(self, node: nodes.For) -> nodes.For:
+        self._charge(node)
+        return node
+
+    def visit_Macro(self, node: nodes.Macro) -> nodes.Macro:
+        self._charge(node)
+        return node
+
+    def visit_Concat(self, node: nodes.Concat) -> nodes.Call:
+        self.generic_visit(node)
+        return _call(_JOIN, node.nodes, node.lineno)
+
+    def _charge(self, node: nodes.For | nodes.Macro) -> None:
+        self.generic_visit(node)
+        n_chars = sum(len(text.data) for text in node.find_all(nodes.TemplateData))
+        charge = _call(_CHARGE, [nodes.Const(n_chars, lineno=node.lineno)], node.lineno)
+        node.body.insert(0, nodes.ExprStmt(charge, lineno=node.lineno))
+
+
+def _call(function: str, arguments: list[nodes.Expr], lineno: int) -> nodes.Call:
+    name = nodes.Name(function, "load", lineno=lineno)
+    return nodes.Call(name, arguments, [], None, None, lineno=lineno)
+
+
+@pass_context
+def _charge_output(context: Context, value: Any) -> Any:
+    budget = context.get(_BUDGET)
+    if budget is not None:  # None while the compiler folds constants
+        value = str(value)
+        budget.charge(len(value))
+    return value
+
+
+def _check_size(n: int) -> None:
+    if n > MAX_OUTPUT_CHARS:
+        raise SecurityError(f"a value of {n} elements")
+
+
+def _join(*values: Any) -> str:
+    texts = [str(value) for value in values]
+    _check_size(sum(map(len, texts)))
+    return "".join(texts)
+
+
+def _tojson(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """Plain JSON as Hugging Face writes it; Jinja's own filter escapes for HTML."""
+    return json.dumps(
+        value,
+        ensure_ascii=ensure_ascii,
+        indent=indent,
+        separators=separators,
+        sort_keys=sort_keys,
+    )
+
+
+def _raise_exception(message: str) -> NoReturn:
+    raise TemplateError(message)
+
+
+def _strftime_now(form: str) -> str:
+    return datetime.now().strftime(form)
