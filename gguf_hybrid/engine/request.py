@@ -15,12 +15,19 @@ from gguf_hybrid.sampling.chain import Sampled, Sampler
 
 
 class Piece(Protocol):
-    """What one token added: ``text`` that may be sent now, ``stop_word`` if one was completed,
-    ``incomplete`` while the text ends inside a UTF-8 character."""
+    """What one token added (``gguf_hybrid.text.stop.Piece``)."""
 
-    text: str
-    stop_word: str | None
-    incomplete: bool
+    @property
+    def text(self) -> str: ...
+
+    @property
+    def stop_word(self) -> str | None: ...
+
+    @property
+    def incomplete(self) -> bool: ...
+
+    @property
+    def under_indented(self) -> bool: ...
 
 
 class Reader(Protocol):
@@ -29,7 +36,9 @@ class Reader(Protocol):
     has_new_line: bool
     text: str
 
-    def push(self, token: int, is_eog: bool) -> Piece: ...
+    def push(self, token_id: int, is_eog: bool) -> Piece: ...
+
+    def finish(self) -> Piece: ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -40,9 +49,8 @@ class Request:
     id_slot            a slot to wait for, -1 = any
     cache_prompt       continue from what the slot (or a checkpoint) already holds
     t_max_predict_ms   checked when a newline has just been produced, -1 = off
-    n_indent           stop when a line is indented less, 0 = off
     boundaries         positions at which the prompt must be cut (checkpoints): token counts
-    kind               "completion" | "chat" | "infill" | "embedding"
+    kind               "completion" | "chat" | "infill"
     echo               settings shown by ``/slots`` (``params``)
     """
 
@@ -55,7 +63,6 @@ class Request:
     cache_prompt: bool = True
     return_progress: bool = False
     t_max_predict_ms: int = -1
-    n_indent: int = 0
     boundaries: tuple[int, ...] = ()
     kind: str = "completion"
     echo: dict[str, object] = field(default_factory=dict)
@@ -178,6 +185,8 @@ class Counters:
     prompt_tokens_cached: int = 0
     prompt_seconds: float = 0.0
     tokens_predicted: int = 0
+    tokens_predicted_timed: int = 0
+    """Of ``tokens_predicted``, those after the first of each request: what the seconds timed."""
     tokens_predicted_seconds: float = 0.0
     n_decode: int = 0
     """Forward passes."""
