@@ -29,6 +29,8 @@ class Pool {
   int n_threads() const { return limit_.load(std::memory_order_relaxed); }
   // Workers beyond the limit sleep until it is raised again.
   void limit(int n_threads);
+  // Threads of the pool, the caller included.
+  int size() const { return static_cast<int>(scratch_.size()); }
 
   // Calls fn(task, thread) for each task in [0, n_tasks), in any order, 0 <= thread < n_threads();
   // thread 0 is the caller. Returns when all are done. Costs about a microsecond while the workers
