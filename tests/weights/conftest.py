@@ -5,7 +5,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
 import pytest
+
+from gguf_hybrid.weights.ggml import BLOCK_SIZES, GGMLType
 
 STRING, ARRAY = 8, 9
 CODES = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
@@ -144,3 +147,33 @@ def released() -> Callable[[str], tuple[dict[str, object], set[str]]]:
         return released_metadata(name), {"blk.0.attn_norm.weight"} | head
 
     return model
+
+
+# Byte offsets of the f16 factors in a block; the other types scale by a byte or are plain numbers.
+F16_FIELDS = {
+    (0,): "Q1_0 Q2_0 Q4_0 Q5_0 Q8_0 IQ4_NL IQ4_XS IQ1_S IQ2_XXS IQ2_XS IQ2_S IQ3_XXS IQ3_S F16",
+    (0, 2): "Q4_1 Q5_1 Q4_K Q5_K Q8_1",
+    (52,): "TQ1_0",
+    (64,): "TQ2_0",
+    (80, 82): "Q2_K",
+    (108,): "Q3_K",
+    (208,): "Q6_K",
+}
+
+
+@pytest.fixture
+def random_blocks() -> Callable[..., np.ndarray]:
+    """(n, block bytes) of random bytes of a type; ``scale`` puts its f16 factors in +-scale."""
+
+    def blocks(ggml_type: GGMLType, n: int, scale: float | None = None) -> np.ndarray:
+        rng = np.random.default_rng(ggml_type.value)
+        made = rng.integers(0, 256, (n, BLOCK_SIZES[ggml_type].nbytes), dtype=np.uint8)
+        fields = [at for at, names in F16_FIELDS.items() if ggml_type.name in names.split()]
+        for at in fields[0] if fields and scale is not None else ():
+            factors = rng.uniform(-scale, scale, n).astype(np.float16)
+            made[:, at : at + 2] = factors.view(np.uint8).reshape(n, 2)
+        if ggml_type is GGMLType.MXFP4 and scale is not None:
+            made[:, 0] = rng.integers(120, 127, n)
+        return made
+
+    return blocks
