@@ -1,0 +1,71 @@
+"""``gguf-hybrid-server``: llama-server's command line in, exit code out."""
+
+import asyncio
+import importlib.metadata
+import logging
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+
+from gguf_hybrid.errors import ConfigError
+
+from . import logs
+from .args import Arguments, bash_completion, parse, usage
+from .context import BUILD_INFO, Runtime
+from .model_source import cached_models, find_model
+from .process import Process
+
+log = logging.getLogger(__name__)
+
+
+def main(argv: Sequence[str] | None = None, *, demo_without_model: bool = False) -> int:
+    """Run the server; ``demo_without_model`` lets the embedded model stand in for a missing one."""
+    words = sys.argv[1:] if argv is None else list(argv)
+    try:
+        arguments = parse(words, demo_without_model=demo_without_model)
+    except ConfigError as error:
+        print(error, file=sys.stderr)
+        return 1
+    if arguments.action:
+        print(_printed(arguments.action))
+        return 0
+    logs.set_up(arguments.server.log)
+    for warning in arguments.warnings:
+        log.warning("%s", warning)
+    if arguments.server.source.demo:
+        log.info("serving the embedded demo model")
+    code = asyncio.run(Process(arguments, load_runtime).run())
+    logging.shutdown()
+    # A thread may still be inside a compute call that nothing can interrupt: do not wait for it.
+    sys.stdout.flush()
+    os._exit(code)
+
+
+def load_runtime(arguments: Arguments) -> Runtime:
+    """Find the file and load it; everything that imports MLX is imported here."""
+    path = find_model(arguments.server.source)
+    from gguf_hybrid.runtime import Runtime as LoadedRuntime
+
+    return LoadedRuntime.load(replace(arguments.runtime, model=path))
+
+
+def _printed(action: str) -> str:
+    match action:
+        case "help":
+            return usage()
+        case "version":
+            version = importlib.metadata.version("gguf-hybrid")
+            return f"version: {version} ({BUILD_INFO})"
+        case "completion_bash":
+            return bash_completion()
+        case "cache_list":
+            return "\n".join(cached_models())
+        case _:
+            from gguf_hybrid.runtime import list_devices
+
+            return "\n".join(["Available devices:", *(f"  {name}" for name in list_devices())])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,162 @@
+"""Flags that change what a request gets by default: sampling, grammar, chat.
+
+Sections ``request`` and ``chat`` hold request fields by the names the JSON body uses, so a default
+and a request value take the same way.
+"""
+
+from .flag_values import (
+    at_least,
+    file_json,
+    file_text,
+    integer,
+    json_object,
+    logit_bias,
+    number,
+    on_off_auto,
+    reasoning_format,
+    semicolon_list,
+    text,
+)
+from .flags import Flag, ignored, switch, value
+
+SAMPLING_FLAGS: tuple[Flag, ...] = (
+    value("--samplers", "request.samplers", semicolon_list, "A;B", "samplers in order"),
+    value("--sampler-seq --sampling-seq", "request.samplers", text, "CHARS", "the same as letters"),
+    value("-s --seed", "request.seed", int, "N", "seed, -1 = random (default -1)"),
+    value("--temp --temperature", "request.temperature", number, "T", "(0.8)", "TEMPERATURE"),
+    value("--top-k", "request.top_k", integer, "N", "0 = off (40)", "TOP_K"),
+    value("--top-p", "request.top_p", number, "P", "1 = off (0.95)", "TOP_P"),
+    value("--min-p", "request.min_p", number, "P", "0 = off (0.05)", "MIN_P"),
+    value("--top-nsigma --top-n-sigma", "request.top_n_sigma", number, "N", "-1 = off (-1)"),
+    value("--xtc-probability", "request.xtc_probability", number, "P", "0 = off (0)"),
+    value("--xtc-threshold", "request.xtc_threshold", number, "P", "(0.1)"),
+    value("--typical --typical-p", "request.typical_p", number, "P", "1 = off (1)"),
+    value("--repeat-last-n", "request.repeat_last_n", integer, "N", "(64)"),
+    value(
+        "--repeat-penalty", "request.repeat_penalty", number, "X", "1 = off (1)", "REPEAT_PENALTY"
+    ),
+    value("--presence-penalty", "request.presence_penalty", number, "X", "(0)", "PRESENCE_PENALTY"),
+    value(
+        "--frequency-penalty", "request.frequency_penalty", number, "X", "(0)", "FREQUENCY_PENALTY"
+    ),
+    value("--dry-multiplier", "request.dry_multiplier", number, "X", "0 = off (0)"),
+    value("--dry-base", "request.dry_base", number, "X", "(1.75)"),
+    value("--dry-allowed-length", "request.dry_allowed_length", integer, "N", "(2)"),
+    value("--dry-penalty-last-n", "request.dry_penalty_last_n", integer, "N", "(64)"),
+    value(
+        "--dry-sequence-breaker",
+        "request.dry_sequence_breakers",
+        text,
+        "S",
+        "replaces the default breakers (repeatable)",
+        collect=True,
+    ),
+    value("--adaptive-target", "request.adaptive_target", number, "P", "-1 = off (-1)"),
+    value("--adaptive-decay", "request.adaptive_decay", number, "X", "(0.9)"),
+    value("--dynatemp-range", "request.dynatemp_range", number, "X", "0 = off (0)"),
+    value("--dynatemp-exp", "request.dynatemp_exponent", number, "X", "(1)"),
+    value("--mirostat", "request.mirostat", integer, "N", "0 = off, 1, 2 (0)"),
+    value("--mirostat-lr", "request.mirostat_eta", number, "X", "(0.1)"),
+    value("--mirostat-ent", "request.mirostat_tau", number, "X", "(5)"),
+    value("-l --logit-bias", "request.logit_bias", logit_bias, "ID+B", "bias", collect=True),
+    switch("--ignore-eos", "request.ignore_eos", "go on after an end token"),
+    value("--grammar", "request.grammar", text, "GBNF", "grammar of every answer"),
+    value("--grammar-file", "request.grammar", file_text, "FILE", "grammar of every answer"),
+    value("-j --json-schema", "request.json_schema", json_object, "JSON", "schema of every answer"),
+    value(
+        "-jf --json-schema-file", "request.json_schema", file_json, "FILE", "schema of every answer"
+    ),
+    ignored("-bs --backend-sampling", env="BACKEND_SAMPLING"),
+    switch(
+        "--jinja",
+        "runtime.jinja",
+        "use the Jinja chat template (default on)",
+        "JINJA",
+        off="--no-jinja",
+    ),
+    value(
+        "--chat-template",
+        "runtime.chat_template",
+        text,
+        "T",
+        "template text, or a built-in name (chatml)",
+        "CHAT_TEMPLATE",
+    ),
+    value(
+        "--chat-template-file",
+        "runtime.chat_template",
+        file_text,
+        "FILE",
+        "template file",
+        "CHAT_TEMPLATE_FILE",
+    ),
+    value(
+        "--chat-template-kwargs",
+        "chat.template_kwargs",
+        json_object,
+        "JSON",
+        "variables of the template",
+        "CHAT_TEMPLATE_KWARGS",
+    ),
+    value(
+        "--reasoning-format",
+        "chat.reasoning_format",
+        reasoning_format,
+        "F",
+        "none, deepseek, deepseek-legacy or auto (default auto)",
+        "THINK",
+    ),
+    value(
+        "-rea --reasoning",
+        "chat.reasoning",
+        on_off_auto("--reasoning"),
+        "on|off|auto",
+        "thinking (default auto)",
+        "REASONING",
+    ),
+    value(
+        "--reasoning-effort",
+        "chat.reasoning_effort",
+        text,
+        "L",
+        "level for the template",
+        "REASONING_EFFORT",
+    ),
+    value(
+        "--reasoning-budget",
+        "chat.reasoning_budget",
+        at_least(-1, "reasoning-budget"),
+        "N",
+        "thinking tokens, -1 = no limit (default -1)",
+        "THINK_BUDGET",
+    ),
+    value(
+        "--reasoning-budget-message",
+        "chat.reasoning_budget_message",
+        text,
+        "S",
+        "text before the forced end of thinking",
+        "THINK_BUDGET_MESSAGE",
+    ),
+    switch(
+        "--reasoning-preserve",
+        "chat.reasoning_preserve",
+        "keep reasoning of older turns where the template can (default on)",
+        "REASONING_PRESERVE",
+        off="--no-reasoning-preserve",
+    ),
+    switch(
+        "--prefill-assistant",
+        "chat.prefill_assistant",
+        "continue a last assistant message (default on)",
+        "PREFILL_ASSISTANT",
+        off="--no-prefill-assistant",
+    ),
+    switch(
+        "--skip-chat-parsing",
+        "chat.skip_parsing",
+        "put everything into content",
+        "SKIP_CHAT_PARSING",
+        off="--no-skip-chat-parsing",
+    ),
+)
