@@ -11,9 +11,19 @@ from enum import IntEnum
 from typing import Any
 
 SIZES = (
-    "n_embd n_vocab n_head n_head_kv head_dim n_rot ssm_group_count ssm_time_step_rank"
-    " ssm_state_size ssm_conv_kernel tiled_v_heads n_expert_used"
-).split()
+    "n_embd",
+    "n_vocab",
+    "n_head",
+    "n_head_kv",
+    "head_dim",
+    "n_rot",
+    "ssm_group_count",
+    "ssm_time_step_rank",
+    "ssm_state_size",
+    "ssm_conv_kernel",
+    "tiled_v_heads",
+    "n_expert_used",
+)
 NUMBERS = ("rms_eps", "attention_scale", "expert_weights_scale")
 
 
@@ -31,8 +41,17 @@ class Op(IntEnum):
 
 
 SECTIONS = (
-    "embed norm mixer_in delta_rule attention mixer_out router ffn_in ffn_out logits"
-).split()
+    "embed",
+    "norm",
+    "mixer_in",
+    "delta_rule",
+    "attention",
+    "mixer_out",
+    "router",
+    "ffn_in",
+    "ffn_out",
+    "logits",
+)
 """``ggh_section``: the parts of a step whose time is counted."""
 
 
@@ -120,5 +139,3 @@ def declare(library: ctypes.CDLL) -> ctypes.CDLL:
         function = getattr(library, name)
         function.restype, function.argtypes = result, arguments
     return library
-
-
