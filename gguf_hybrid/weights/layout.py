@@ -14,6 +14,7 @@ from gguf_hybrid.config import ModelConfig
 from gguf_hybrid.errors import GGUFError
 
 from .ggml import GGMLType
+from .qwen3next import split_beta_alpha
 from .reader import TensorInfo
 
 Shape = tuple[int, ...]
@@ -23,8 +24,8 @@ FUSED = {
     "attn_qkv.weight": ("attn_q.weight", "attn_k.weight", "attn_v.weight"),
     "ffn_gate_up_exps.weight": ("ffn_gate_exps.weight", "ffn_up_exps.weight"),
 }
-# Blocks of old qwen3next files, whose rows interleave the K heads.
-INTERLEAVED = ("ssm_in.weight", "ssm_ba.weight")
+# Of old qwen3next files: q, k, v, z interleaved by K head, so that no row range is a projection.
+INTERLEAVED = "ssm_in.weight"
 FLOAT_TYPES = frozenset({GGMLType.F32, GGMLType.F16, GGMLType.BF16, GGMLType.F64})
 NO_WEIGHT_TYPES = frozenset(
     {GGMLType.I8, GGMLType.I16, GGMLType.I32, GGMLType.I64, GGMLType.Q8_1, GGMLType.Q8_K}
@@ -74,10 +75,13 @@ def check_tensors(
     """Compare a file with what the architecture needs, and set its MTP blocks aside.
 
     Accepted besides `expected_tensors`: the fused forms, a 1-D tensor with or without leading
-    ones, ``.scale`` and ``.input_scale`` beside a weight. Raises GGUFError naming tensors that are
+    ones, ``.scale`` and ``.input_scale`` beside a weight, and qwen3next's ``ssm_ba``, which the
+    result holds as ``ssm_beta`` and ``ssm_alpha``. Raises GGUFError naming tensors that are
     missing, unexpected, of the wrong shape or of a type that cannot be a weight.
     """
     _refuse_interleaved(tensors, source)
+    if config.arch == "qwen3next":
+        tensors = split_beta_alpha(config, tensors, source)
     trunk = _with_fused(expected_tensors(config), tensors)
     mtp = _with_fused(expected_mtp_tensors(config), tensors)
     required = trunk | mtp
@@ -222,7 +226,7 @@ def _squeezed(shape: Shape) -> Shape:
 
 def _refuse_interleaved(tensors: Iterable[str], source: str) -> None:
     for name in tensors:
-        if _split_name(name)[1] in INTERLEAVED:
+        if _split_name(name)[1] == INTERLEAVED:
             raise GGUFError(
                 f"{source}: tensor {name}: the old qwen3next layout is not supported,"
                 " convert the model again"

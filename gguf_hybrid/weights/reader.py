@@ -36,8 +36,9 @@ MIN_INFO_BYTES = 8 + 1 + 4 + 4 + 8
 class TensorInfo:
     """Where one tensor lies. ``shape`` is in numpy order: (out, in) for a linear weight.
 
-    ``offset`` counts from the start of ``file``. The mapping starts on a page, so ``address`` is
-    aligned as the file aligns it (32 bytes unless ``general.alignment`` says otherwise).
+    ``offset`` counts from the start of ``mapping``, which is that of ``file`` unless ``in_file`` is
+    False. A mapping starts on a page, so ``address`` is aligned as the file aligns it (32 bytes
+    unless ``general.alignment`` says otherwise).
     """
 
     name: str
@@ -47,6 +48,7 @@ class TensorInfo:
     offset: int
     nbytes: int
     mapping: mmap.mmap = field(repr=False, compare=False)
+    in_file: bool = True
 
     @property
     def size(self) -> int:
@@ -56,7 +58,9 @@ class TensorInfo:
     @property
     def data(self) -> np.ndarray[Any, np.dtype[np.uint8]]:
         """(nbytes,) uint8, read-only, the bytes of the file: ggml blocks, row after row."""
-        return np.frombuffer(self.mapping, np.uint8, self.nbytes, self.offset)
+        view = np.frombuffer(self.mapping, np.uint8, self.nbytes, self.offset)
+        view.flags.writeable = False
+        return view
 
     @property
     def address(self) -> int:
@@ -65,6 +69,8 @@ class TensorInfo:
 
     def drop_pages(self) -> None:
         """Let the system reclaim the mapped pages; they are read again when touched."""
+        if not self.in_file:
+            return
         first = -(-self.offset // mmap.PAGESIZE) * mmap.PAGESIZE
         length = (self.offset + self.nbytes - first) // mmap.PAGESIZE * mmap.PAGESIZE
         if length > 0:

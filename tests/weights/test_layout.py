@@ -5,11 +5,12 @@ import mmap
 from math import prod
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from gguf_hybrid.config import ModelConfig
 from gguf_hybrid.errors import GGUFError
-from gguf_hybrid.weights.ggml import GGMLType
+from gguf_hybrid.weights.ggml import GGMLType, row_nbytes
 from gguf_hybrid.weights.layout import check_tensors, expected_mtp_tensors, expected_tensors
 from gguf_hybrid.weights.reader import TensorInfo, open_gguf
 
@@ -199,3 +200,30 @@ def test_vectors_are_floats(dense):
 def test_the_interleaved_qwen3next_layout_is_refused(moe):
     moe.add("blk.0.ssm_in.weight", (12288, 2048))
     refused(moe, "blk.0.ssm_in.weight", "qwen3next")
+
+
+@pytest.mark.parametrize("ggml_type", [GGMLType.F32, GGMLType.Q4_K], ids=lambda t: t.name)
+def test_qwen3next_betas_and_alphas_are_cut_apart(ggml_type, released, builder, gguf_file):
+    metadata, names = released("35B-A3B")
+    metadata = {k.replace("qwen35moe", "qwen3next"): v for k, v in metadata.items()}
+    metadata["general.architecture"] = "qwen3next"
+    model = Model(released, "35B-A3B")
+    model.config = ModelConfig.from_metadata(metadata, names)
+    nbytes = row_nbytes(ggml_type, 2048)
+    rows = np.random.default_rng(0).integers(0, 256, (16, 2, 2, nbytes), dtype=np.uint8)
+    made = builder().tensor("blk.0.ssm_ba.weight", (2048, 64), rows.tobytes(), ggml_type.value)
+    model.tensors |= open_gguf(gguf_file(made)).tensors
+    del model.tensors["blk.0.ssm_beta.weight"], model.tensors["blk.0.ssm_alpha.weight"]
+    trunk = model.check().trunk
+    assert "blk.0.ssm_ba.weight" not in trunk
+    for part, name in enumerate(("ssm_beta", "ssm_alpha")):
+        tensor = trunk[f"blk.0.{name}.weight"]
+        tensor.drop_pages()
+        assert tensor.shape == (32, 2048) and tensor.type is ggml_type
+        assert tensor.data.tobytes() == rows[:, part].tobytes()
+        assert not tensor.data.flags.writeable
+
+
+def test_ssm_ba_belongs_to_qwen3next_alone(moe):
+    moe.add("blk.0.ssm_ba.weight", (64, 2048))
+    refused(moe, "unexpected tensor blk.0.ssm_ba.weight")
