@@ -60,6 +60,7 @@ class RuntimeConfig:
     cache_ram_mib          prompt cache, -1 = no limit, 0 = off
     ctx_checkpoints        checkpoints per slot, 0 = off
     chat_template          template text that replaces the file's own
+    sleep_idle_seconds     unload the model after so long without work, negative = never
     override_kv            metadata keys to replace before anything reads them
     """
 
@@ -89,5 +90,6 @@ class RuntimeConfig:
     override_kv: Mapping[str, OverrideValue] = field(default_factory=dict)
     chat_template: str | None = None
     jinja: bool = True
+    sleep_idle_seconds: float = -1
     embeddings: bool = False
     pooling: str | None = None

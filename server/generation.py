@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Protocol, Self
 
-from gguf_hybrid.engine.request import Done, Event, Failed, Request
+from gguf_hybrid.engine.request import Done, Event, Failed, Request, Timings
 
 from .request_log import log_done
 
@@ -63,6 +63,9 @@ class Generation:
 
     async def __aenter__(self) -> Self:
         for requests in self._prompts:
+            if not requests[0].prompt:
+                self._finish_empty(requests)
+                continue
             task = self._worker.submit(requests)
             self._tasks.append(task)
             self._pumps.append(asyncio.create_task(self._pump(task)))
@@ -96,6 +99,13 @@ class Generation:
                 self._running -= 1
                 log_done(event)
         return self._index[event.id], event
+
+    def _finish_empty(self, requests: Sequence[Request]) -> None:
+        """An empty prompt has nothing to go on from: it ends at once, without the engine."""
+        for request in requests:
+            id_slot = max(request.id_slot, 0)
+            nothing = Done(request.id, id_slot, (), "", "none", "", False, False, 0, Timings())
+            self._events.put_nowait(nothing)
 
     async def _pump(self, task: Task) -> None:
         try:

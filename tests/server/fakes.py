@@ -1,0 +1,184 @@
+"""A runtime without a model: its worker answers every request with the same tokens.
+
+The tokenizer is a real one, so that texts, stop strings and probability lists are real too.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from gguf_hybrid.engine.request import (
+    Counters,
+    Done,
+    Event,
+    Failed,
+    Progress,
+    Request,
+    SlotView,
+    Started,
+    Timings,
+    Token,
+)
+from gguf_hybrid.errors import ContextOverflowError, RequestError
+from gguf_hybrid.sampling.chain import Sampled
+from gguf_hybrid.sampling.probs import TokenProbs
+from gguf_hybrid.sampling.vocab import SamplingVocab
+from gguf_hybrid.text.template import ChatTemplate
+from gguf_hybrid.text.tokenizer import Tokenizer
+from gguf_hybrid.weights.reader import open_gguf
+
+MODEL = Path(__file__).parent.parent / "data/models/qwen35-tiny-Q4_K_M.gguf"
+REPLY = "River is a noun:\n a large natural stream."
+N_CTX = 256
+
+
+@cache
+def metadata() -> dict[str, Any]:
+    return dict(open_gguf(MODEL).metadata)
+
+
+@cache
+def tokenizer() -> Tokenizer:
+    return Tokenizer.from_metadata(metadata())
+
+
+@cache
+def reply_ids() -> tuple[int, ...]:
+    eos = tokenizer().eos_id
+    assert eos is not None
+    return (*tokenizer().encode(REPLY), eos)
+
+
+@cache
+def sampling_vocab() -> SamplingVocab:
+    words = tokenizer()
+    pieces = [words.piece(i, False) for i in range(words.n_vocab)]
+    return SamplingVocab(pieces, words.eog_ids, words.encode)
+
+
+class FakeTask:
+    """Plays the reply for each request in turn; ``gate`` holds it before every token."""
+
+    def __init__(self, worker: "FakeWorker", requests: Sequence[Request]) -> None:
+        self.worker = worker
+        self.requests = requests
+
+    def cancel(self) -> None:
+        self.worker.cancelled += [request.id for request in self.requests]
+
+    async def events(self) -> AsyncIterator[Event]:
+        for request in self.requests:
+            for event in self._play(request):
+                if isinstance(event, Token):
+                    await self.worker.gate.wait()
+                await asyncio.sleep(0)
+                yield event
+
+    def _play(self, request: Request) -> list[Event]:
+        n = len(request.prompt)
+        if self.worker.error is not None:
+            return [Failed(request.id, self.worker.error)]
+        if n >= N_CTX:
+            return [Failed(request.id, ContextOverflowError(n, N_CTX))]
+        t = Timings(cache_n=1, prompt_n=n - 1, prompt_ms=2.0)
+        events: list[Event] = [Started(request.id, 0, N_CTX)]
+        if request.return_progress:
+            events.append(Progress(request.id, n, 1, n, 2, t))
+        return events + self._tokens(request, t)
+
+    def _tokens(self, request: Request, t: Timings) -> list[Event]:
+        events: list[Event] = []
+        generated: list[int] = []
+        stop_type, stop_word = "limit", ""
+        for id in reply_ids():
+            generated.append(id)
+            t = Timings(t.cache_n, t.prompt_n, t.prompt_ms, len(generated), 10.0 * len(generated))
+            is_eog = id in tokenizer().eog_ids
+            piece = request.reader.push(id, is_eog)
+            events.append(self._token(request, id, t, piece))
+            if is_eog or piece.stop_word:
+                stop_type, stop_word = "eos" if is_eog else "word", piece.stop_word or ""
+                break
+            if len(generated) == request.n_predict:
+                break
+        if not stop_word:
+            request.reader.finish()
+        return [*events, self._done(request, generated, t, stop_type, stop_word)]
+
+    def _token(self, request: Request, id: int, t: Timings, piece: Any) -> Token:
+        n_probs = request.sampler.params.n_probs
+        probs = TokenProbs(-0.5, ((id, -0.5), (5, -2.0))[:n_probs], False) if n_probs else None
+        return Token(
+            request.id, id, piece.text, piece.incomplete, Sampled(id, probs), t, piece.stop_word
+        )
+
+    def _done(
+        self, request: Request, ids: list[int], t: Timings, stop_type: str, stop_word: str
+    ) -> Done:
+        return Done(
+            request.id,
+            0,
+            tuple(ids),
+            request.reader.text,
+            stop_type,
+            stop_word,
+            False,
+            request.reader.has_new_line,
+            len(request.prompt) + len(ids) - 1,
+            t,
+            1 if stop_word else 0,
+        )
+
+
+@dataclass
+class FakeWorker:
+    error: RequestError | None = None
+    gate: asyncio.Event = field(default_factory=asyncio.Event)
+    submitted: list[Request] = field(default_factory=list)
+    cancelled: list[int] = field(default_factory=list)
+    views: list[SlotView] = field(default_factory=list)
+    totals: Counters = field(default_factory=Counters)
+
+    def __post_init__(self) -> None:
+        self.gate.set()
+
+    def submit(self, requests: Sequence[Request]) -> FakeTask:
+        self.submitted += requests
+        return FakeTask(self, requests)
+
+    def slots(self) -> list[SlotView]:
+        return self.views
+
+    def counters(self) -> Counters:
+        return self.totals
+
+    async def failed(self) -> BaseException:
+        await asyncio.Event().wait()
+        raise AssertionError("unreachable")
+
+
+class FakeRuntime:
+    """What the server sees of a loaded model."""
+
+    def __init__(self) -> None:
+        self.worker = FakeWorker()
+        self.tokenizer = tokenizer()
+        self.sampling_vocab = sampling_vocab()
+        self.metadata = metadata()
+        self.template = ChatTemplate(
+            self.metadata["tokenizer.chat_template"],
+            self.tokenizer.bos_text,
+            self.tokenizer.eos_text,
+        )
+        self.jinja = True
+        self.speculative_types = "none"
+        self.model_config = SimpleNamespace(n_vocab=4096, n_embd=256, n_ctx_train=32768)
+        self.info = SimpleNamespace(path=str(MODEL), ftype="Q4_K_M", n_params=8878384, size=5)
+        self.limits = SimpleNamespace(n_slots=2, n_ctx=N_CTX)
+
+    def close(self, timeout: float) -> None:
+        """Nothing runs."""
