@@ -7,11 +7,11 @@ the file; ``n_layer`` does not.
 """
 
 import math
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from typing import Any, TypedDict
 
-from .errors import ConfigError, GGUFError
+from .errors import GGUFError
 from .keys import MAX_TOKENS, MAX_WIDTH, Keys, shown
 
 ARCHITECTURES = ("qwen35", "qwen35moe", "qwen3next")
@@ -217,7 +217,10 @@ def _layer_types(keys: Keys, n_block: int, n_layer: int) -> tuple[bool, ...]:
     """True for each Gated DeltaNet layer of the trunk; MTP blocks are always full attention."""
     if "attention.recurrent_layers" in keys:
         name = "attention.recurrent_layers"
-        recurrent = [bool(entry) for entry in keys.array(name, n_block)]
+        entries = keys.array(name, n_block)
+        if not all(isinstance(entry, int) and entry in (0, 1) for entry in entries):
+            raise keys.fail(name, "holds something else than bools")
+        recurrent = [bool(entry) for entry in entries]
         if any(recurrent[n_layer:]):
             raise keys.fail(name, "marks an MTP block as recurrent")
     else:
@@ -340,31 +343,3 @@ def _check_sections(config: ModelConfig, keys: Keys) -> None:
             raise keys.fail(
                 "rope.dimension_sections", f"is {list(sections)}: pair {pair} has no text position"
             )
-
-
-def apply_overrides(metadata: Mapping[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
-    """A copy of ``metadata`` with ``--override-kv`` entries ``KEY=TYPE:VALUE`` put over it.
-
-    TYPE is int, float, bool (true, false) or str. Raises ConfigError naming the entry.
-    """
-    result = dict(metadata)
-    for entry in overrides:
-        key, equals, typed = entry.partition("=")
-        kind, colon, text = typed.partition(":")
-        if not (key and equals and colon and kind in _OVERRIDE_TYPES):
-            raise ConfigError(
-                f"--override-kv {entry}: not KEY=TYPE:VALUE with TYPE int, float, bool or str"
-            )
-        try:
-            result[key] = _OVERRIDE_TYPES[kind](text)
-        except (ValueError, KeyError):
-            raise ConfigError(f"--override-kv {entry}: {text!r} is not a {kind} value") from None
-    return result
-
-
-_OVERRIDE_TYPES: dict[str, Callable[[str], Any]] = {
-    "int": int,
-    "float": float,
-    "bool": {"true": True, "false": False}.__getitem__,
-    "str": str,
-}

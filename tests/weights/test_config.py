@@ -4,9 +4,11 @@ import dataclasses
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
-from gguf_hybrid.config import ModelConfig, apply_overrides
-from gguf_hybrid.errors import ConfigError, GGUFError
+from gguf_hybrid.config import ModelConfig
+from gguf_hybrid.errors import GGUFError
 
 # State bytes per sequence and f16 KV bytes per token, as published for the released models.
 SIZES = {
@@ -181,6 +183,8 @@ def test_a_wrong_count_is_named(released, key, value):
         ({"full_attention_interval": 0}, "full_attention_interval"),
         ({"full_attention_interval": 1}, "full_attention_interval"),
         ({"full_attention_interval": 41}, "full_attention_interval"),
+        ({"attention.recurrent_layers": ["a"] * 41}, "attention.recurrent_layers"),
+        ({"attention.recurrent_layers": [0, 2] * 20 + [0]}, "attention.recurrent_layers"),
         ({"attention.recurrent_layers": [True, False] * 20}, "attention.recurrent_layers"),
         ({"attention.recurrent_layers": [False, True] * 20 + [True]}, "MTP block"),
         ({"attention.layer_norm_rms_epsilon": 0.0}, "attention.layer_norm_rms_epsilon"),
@@ -223,17 +227,33 @@ def test_qwen3next_keeps_grouped_heads_and_plain_rope(released):
     assert not config.tiled_v_heads and config.rope_sections == ()
 
 
-def test_overrides_are_put_over_the_metadata():
-    before = {"a": 1, "b": "x"}
-    entries = ["a=int:-2", "c=float:1.5", "d=bool:true", "e=bool:false", "f=str:k=v:w"]
-    after = apply_overrides(before, entries)
-    assert after == {"a": -2, "b": "x", "c": 1.5, "d": True, "e": False, "f": "k=v:w"}
-    assert before == {"a": 1, "b": "x"}
-
-
-@pytest.mark.parametrize(
-    "entry", ["a", "a=1", "=int:1", "a=u8:1", "a=int:x", "a=int:", "a=float:", "a=bool:True"]
+values = st.one_of(
+    st.integers(-2, 300),
+    st.integers(),
+    st.floats(),
+    st.booleans(),
+    st.text(max_size=8),
+    st.lists(st.integers(-1, 64), max_size=45),
+    st.lists(st.booleans(), min_size=41, max_size=41),
+    st.lists(st.floats(), max_size=4).map(np.array),
 )
-def test_a_malformed_override_is_named(entry):
-    with pytest.raises(ConfigError, match=f"--override-kv {entry}"):
-        apply_overrides({}, [entry])
+
+
+@settings(
+    max_examples=300,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+@given(data=st.data())
+def test_any_value_of_any_key_is_taken_or_refused(data, released):
+    metadata, tensors = released(data.draw(st.sampled_from(["4B", "35B-A3B"])))
+    for _ in range(data.draw(st.integers(1, 2))):
+        key = data.draw(st.sampled_from(sorted(metadata)))
+        metadata[key] = data.draw(values)
+    try:
+        config = ModelConfig.from_metadata(metadata, tensors, "m.gguf")
+        assert config.state_nbytes > 0 and config.kv_nbytes_per_token() > 0
+        assert config.rope_scaling.magnitude > 0
+    except GGUFError as error:
+        assert str(error).startswith("m.gguf: ") and "\n" not in str(error)
