@@ -25,7 +25,7 @@ ggh_status guarded(Fn fn) {
   }
 }
 
-ggh_status check_products(ggh_pool* pool, ggh_mode mode, const float* x, int64_t x_stride,
+ggh_status check_products(ggh_pool* pool, int32_t mode, const float* x, int64_t x_stride,
                           int64_t m, int32_t n_weights, const ggh_weight* weights,
                           float* const* y, const int64_t* y_strides) {
   if (pool == nullptr || x == nullptr || weights == nullptr) return GGH_BAD_ARGUMENT;
@@ -64,6 +64,10 @@ void dequantize(ggh::Pool& pool, const ggh_weight& weight, const int64_t* rows, 
     const auto row = static_cast<size_t>(rows != nullptr ? rows[i] : i);
     decode(data + row * weight.row_stride, weight.k, dst + i * dst_stride);
   });
+}
+
+void multiply(ggh::Pool& pool, Activations& x, int32_t mode, const std::vector<Product>& products) {
+  ggh::matmul(pool, x, static_cast<ggh_mode>(mode), products.data(), products.size());
 }
 
 template <class Act>
@@ -145,7 +149,7 @@ ggh_status ggh_quantize_activations(const float* x, int64_t x_stride, int64_t m,
   });
 }
 
-ggh_status ggh_matmul(ggh_pool* pool, ggh_mode mode, const float* x, int64_t x_stride, int64_t m,
+ggh_status ggh_matmul(ggh_pool* pool, int32_t mode, const float* x, int64_t x_stride, int64_t m,
                       int32_t n_weights, const ggh_weight* weights, float* const* y,
                       const int64_t* y_strides) {
   const ggh_status status =
@@ -158,12 +162,12 @@ ggh_status ggh_matmul(ggh_pool* pool, ggh_mode mode, const float* x, int64_t x_s
     for (int32_t i = 0; i < n_weights; ++i) {
       products.push_back({weights[i], y[i], y_strides[i], m, nullptr, nullptr});
     }
-    ggh::matmul(*pool, activations, mode, products.data(), products.size());
+    multiply(*pool, activations, mode, products);
     return GGH_OK;
   });
 }
 
-ggh_status ggh_matmul_experts(ggh_pool* pool, ggh_mode mode, const float* x, int64_t x_stride,
+ggh_status ggh_matmul_experts(ggh_pool* pool, int32_t mode, const float* x, int64_t x_stride,
                               int64_t m, int64_t n_pairs, const int32_t* expert_ids,
                               const int32_t* x_rows, int32_t n_weights, const ggh_weight* weights,
                               float* const* y, const int64_t* y_strides) {
@@ -180,7 +184,7 @@ ggh_status ggh_matmul_experts(ggh_pool* pool, ggh_mode mode, const float* x, int
     for (int32_t i = 0; i < n_weights; ++i) {
       pairs.append(weights[i], y[i], y_strides[i], products);
     }
-    ggh::matmul(*pool, activations, mode, products.data(), products.size());
+    multiply(*pool, activations, mode, products);
     return GGH_OK;
   });
 }

@@ -91,13 +91,13 @@ GGH_API ggh_status ggh_quantize_activations(const float *x, int64_t x_stride, in
 
 /* y[i] = x @ weights[i].T for i < n_weights: x [m, k] is prepared once for all of them.
  * y[i] is [m, weights[i].n] with y_strides[i] elements between rows. */
-GGH_API ggh_status ggh_matmul(ggh_pool *pool, ggh_mode mode, const float *x, int64_t x_stride,
+GGH_API ggh_status ggh_matmul(ggh_pool *pool, int32_t mode, const float *x, int64_t x_stride,
                               int64_t m, int32_t n_weights, const ggh_weight *weights,
                               float *const *y, const int64_t *y_strides);
 
 /* Experts: y[i][p] = weights[i][expert_ids[p]] @ x[x_rows[p]] for n_pairs pairs p. Each expert's
  * weights are read once for all of its rows. x has m rows; all weights share n_slabs and k. */
-GGH_API ggh_status ggh_matmul_experts(ggh_pool *pool, ggh_mode mode, const float *x,
+GGH_API ggh_status ggh_matmul_experts(ggh_pool *pool, int32_t mode, const float *x,
                                       int64_t x_stride, int64_t m, int64_t n_pairs,
                                       const int32_t *expert_ids, const int32_t *x_rows,
                                       int32_t n_weights, const ggh_weight *weights,
