@@ -138,6 +138,21 @@ def _two_bit_codes(packed: UInt8) -> UInt8:
     return fields.swapaxes(2, 3).reshape(-1, 256)
 
 
+def _tq2_0(blocks: UInt8) -> Codes:
+    d = scale_field(blocks, 64)
+    return Codes(_two_bit_codes(blocks[:, :64]), d, -d)
+
+
+def _tq1_0(blocks: UInt8) -> Codes:
+    """Five ternary digits to a byte, the first in the highest place; four in the last bytes."""
+    runs = [(blocks[:, 0:32], 5), (blocks[:, 32:48], 5), (blocks[:, 48:52], 4)]
+    shifted = [run * np.uint8(3**digit) for run, digits in runs for digit in range(digits)]
+    # A byte holds the digits as a fraction of 256, rounded up: the top digit is byte * 3 // 256.
+    codes = (np.concatenate(shifted, axis=1).astype(np.uint16) * 3 >> 8).astype(np.uint8)
+    d = scale_field(blocks, 52)
+    return Codes(codes, d, -d)
+
+
 def _per_16(values: NDArray[Any]) -> NDArray[Any]:
     return np.repeat(values, 16, axis=1)
 
@@ -200,4 +215,6 @@ UNPACKERS: dict[GGMLType, Callable[[UInt8], Codes]] = {
     GGMLType.Q5_K: _q5_k,
     GGMLType.Q6_K: _q6_k,
     GGMLType.IQ4_XS: _iq4_xs,
+    GGMLType.TQ1_0: _tq1_0,
+    GGMLType.TQ2_0: _tq2_0,
 }

@@ -1,11 +1,11 @@
 """ggml tensors as MLX affine matrices: ``weight = scale * code + bias`` per group of a row.
 
-The mapping is exact: with f32 scales ``mx.dequantize`` gives bit for bit what ggml gives. With f16
-scales it is exact where the table says so. Nothing is requantised; types that do not fit (code
+The mapping is exact: with f32 scales ``mx.dequantize`` equals ggml's float32, and with f16 scales
+where the table says so. Nothing is requantised; types that do not fit (code
 books, NVFP4's groups of 16) stay dense. Bits per weight in memory:
 
     type             layout                        f32 scales  f16 scales  f16 exact
-    Q1_0             2 bit, groups of 128             2.5         2.25      yes
+    Q1_0, TQ1_0/2_0  2 bit, groups of 128             2.5         2.25      yes
     Q2_0             2 bit, groups of 64              3           2.5       yes
     Q4_0, Q4_1       4 bit, groups of 32              6           5         yes
     Q5_0, Q5_1       5 bit, groups of 32              7           6         yes
@@ -18,9 +18,9 @@ books, NVFP4's groups of 16) stay dense. Bits per weight in memory:
     Q6_K             8 bit + 5 bit, groups of 128    14          13.5       no, bias 2^-11 relative
     Q2_K             6 bit, groups of 128, minimums   8.5         7.25      no, minimums rounded
     F32, F16, BF16   dense, as stored              32 or 16
-    others           dense float32                   32          16         TQ1_0, TQ2_0, NVFP4: yes
+    others           dense float32                   32          16         NVFP4: yes
 
-f16 scales are exact unless ``bias`` overflows (a scale of 512 and more), which is refused.
+A factor that overflows f16 (the bias of Q8_0 from a scale of 512) is refused, not clipped.
 """
 
 from dataclasses import dataclass, replace
@@ -105,6 +105,8 @@ def _affine(bits: int, group_size: int, exact_f16: bool) -> Layout:
 
 _LAYOUTS: dict[GGMLType, Layout] = {
     GGMLType.Q1_0: _affine(2, 128, exact_f16=True),
+    GGMLType.TQ1_0: _affine(2, 128, exact_f16=True),
+    GGMLType.TQ2_0: _affine(2, 128, exact_f16=True),
     GGMLType.Q2_0: _affine(2, 64, exact_f16=True),
     GGMLType.Q4_0: _affine(4, 32, exact_f16=True),
     GGMLType.Q4_1: _affine(4, 32, exact_f16=True),
@@ -120,7 +122,7 @@ _LAYOUTS: dict[GGMLType, Layout] = {
     GGMLType.Q6_K: Layout((MatrixFormat(8, 128), MatrixFormat(5, 128))),
     GGMLType.Q2_K: Layout((MatrixFormat(6, 128),), minimums=True),
 }
-_DENSE_EXACT_F16 = frozenset({GGMLType.F16, GGMLType.TQ1_0, GGMLType.TQ2_0, GGMLType.NVFP4})
+_DENSE_EXACT_F16 = frozenset({GGMLType.F16, GGMLType.NVFP4})
 
 
 def layout_of(ggml_type: GGMLType) -> Layout:
