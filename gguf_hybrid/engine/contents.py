@@ -1,0 +1,99 @@
+"""What the slots hold: continued, brought back from the cache, parked there, or cleared.
+
+Keeps ``Slot.tokens``, the memory and the cache in agreement; nothing else touches more than one of
+them. Running out of KV blocks empties idle slots, longest idle first.
+"""
+
+import logging
+from collections.abc import Callable, Sequence
+
+from gguf_hybrid.memory.hybrid import HybridMemory, KVExhausted
+from gguf_hybrid.step import Row
+
+from .admission import longest_idle
+from .cache import PromptCache
+from .request import Request
+from .scheduler import Work
+from .slot import Slot
+
+logger = logging.getLogger(__name__)
+
+
+class Contents:
+    """The sequences of all slots, and the cache they share."""
+
+    def __init__(self, memory: HybridMemory, cache: PromptCache, slots: Sequence[Slot]) -> None:
+        self.memory = memory
+        self.cache = cache
+        self._slots = slots
+
+    def reuse(self, slot: Slot, request: Request) -> None:
+        """Bring a slot to the longest prefix of the prompt that is known: what it holds already,
+        an entry of the cache, or nothing. At least one token is left to read."""
+        prompt = request.prompt
+        if not request.cache_prompt:
+            self.displace(slot)
+            return
+        n_live = len(slot.tokens)
+        if 0 < n_live < len(prompt) and slot.tokens == list(prompt[:n_live]):
+            entry = self.cache.find(prompt)
+            if entry is None or len(entry) <= n_live:
+                self.cache.checkpoint(slot.id, slot.tokens)
+                return
+        self.displace(slot)
+        found = self.cache.find(prompt)
+        if found is not None and self.with_room(
+            lambda: self.memory.restore(slot.id, found.snapshot)
+        ):
+            slot.tokens = found.tokens.tolist()
+
+    def copy_prompt(self, source: Slot, target: Slot) -> None:
+        """``target`` goes on from where ``source`` is."""
+        self.memory.seq_cp(source.id, target.id)
+        target.copy_prompt(source)
+
+    def displace(self, slot: Slot) -> None:
+        """Empty a slot; what it held goes to the cache if there is room."""
+        if slot.tokens and slot.is_cacheable:
+            self.cache.park(slot.id, slot.tokens)
+        self.clear(slot)
+
+    def clear(self, slot: Slot) -> None:
+        self.memory.seq_clear(slot.id)
+        slot.tokens = []
+        self.cache.trim()
+
+    def park_idle(self, except_for: Sequence[Slot]) -> None:
+        """``--cache-idle-slots``: idle slots go to the cache and leave the pool to the others."""
+        for slot in self._slots:
+            parkable = slot.is_idle and slot.tokens and slot.is_cacheable
+            if parkable and slot not in except_for and self.cache.park(slot.id, slot.tokens):
+                logger.debug("slot %d: __TEST_TAG_CACHE_IDLE_SLOT__", slot.id)
+                self.clear(slot)
+
+    def reserve(self, work: Work) -> Row | None:
+        """Memory for the next row of a slot; None if there is none left."""
+        rows: list[Row] = []
+
+        def plan() -> None:
+            rows.append(self.memory.plan(work.slot.id, work.tokens, work.n_logits))
+
+        return rows[0] if self.with_room(plan) else None
+
+    def with_room(self, action: Callable[[], object]) -> bool:
+        """Run ``action``, emptying idle slots one at a time while it finds no KV block."""
+        while True:
+            try:
+                action()
+                return True
+            except KVExhausted:
+                idle = longest_idle([s for s in self._slots if s.is_idle and s.tokens])
+                if not idle:
+                    return False
+                self.displace(idle[0])
+
+    def check(self) -> None:
+        """Assert that slots and memory agree."""
+        self.memory.check()
+        for slot in self._slots:
+            assert len(slot.tokens) == self.memory.n_tokens(slot.id)

@@ -1,0 +1,39 @@
+"""Where a prompt is cut into rows.
+
+A cut changes rounding unless it lies at a multiple of ``CHUNK``, so the places are a property of
+the request alone: multiples of ``CHUNK``, the request's own checkpoint positions, the last token,
+which is always a row of its own. Load and budget only decide how many pieces go into one pass.
+"""
+
+from collections.abc import Iterable
+
+from gguf_hybrid.step import CHUNK
+
+
+def must_cut(n_prompt: int, boundaries: Iterable[int], every: int = 0) -> tuple[int, ...]:
+    """Positions no row of the prompt may step over, growing; the last one is its end.
+
+    The state is kept at all others. One of them is a token before the end: the same prompt sent
+    again re-reads one token. ``every``, a multiple of ``CHUNK``, adds its own multiples.
+    """
+    regular = range(every, n_prompt, every) if every else ()
+    inner = {cut for cut in (*boundaries, *regular, n_prompt - 1) if 0 < cut < n_prompt}
+    return (*sorted(inner), n_prompt)
+
+
+def row_end(start: int, cuts: tuple[int, ...], budget: int) -> int:
+    """End of the row that begins at ``start`` and has at most ``budget`` tokens.
+
+    Returns ``start`` if not even the next piece fits.
+    """
+    limit = next(cut for cut in cuts if cut > start)
+    reach = start + budget
+    if reach >= limit:
+        return limit
+    return max(start, reach // CHUNK * CHUNK)
+
+
+def first_piece(start: int, cuts: tuple[int, ...]) -> int:
+    """Tokens of the smallest row that can begin at ``start``."""
+    limit = next(cut for cut in cuts if cut > start)
+    return min(limit, (start // CHUNK + 1) * CHUNK) - start

@@ -1,0 +1,344 @@
+"""Requests in, events out: each ``step`` admits, plans one pass, runs it and settles its rows.
+
+Used from one thread only. A row that fails ends its own request: a failing pass is abandoned, which
+leaves every sequence as it was, and repeated in halves until the guilty row is alone. Sampler,
+text reader and cuts are the request's own, so no row sees its neighbours.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Protocol
+
+from gguf_hybrid.errors import ContextOverflowError, RequestError, StepError
+from gguf_hybrid.memory.hybrid import HybridMemory
+from gguf_hybrid.memory.store import Floats, Store, StoreSpec
+from gguf_hybrid.step import Row, Step
+
+from .admission import Admission, Admitted
+from .cache import PromptCache
+from .contents import Contents
+from .options import EngineOptions
+from .request import Counters, Event, Failed, Progress, Request, SlotView, Started, Token
+from .scheduler import Scheduler, Work
+from .slot import Job, Phase, Slot, done_event
+from .stop import stop_after_token
+
+logger = logging.getLogger(__name__)
+
+Planned = list[tuple[Work, Row]]
+
+
+class Model(Protocol):
+    """What the engine asks of a model (``gguf_hybrid.model``)."""
+
+    def new_store(self, spec: StoreSpec) -> Store: ...
+
+    def forward(self, step: Step, store: Store) -> Floats: ...
+
+
+class Engine:
+    """The slots of one model. ``clock`` gives seconds."""
+
+    def __init__(
+        self,
+        model: Model,
+        options: EngineOptions,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        sizes = options.memory_sizes()
+        self.options = options
+        self.limits = options.limits
+        self.memory = HybridMemory(model.new_store(sizes.store_spec(options.layout.kv_type)), sizes)
+        self.cache = PromptCache(self.memory, options.cache_ram_nbytes, options.ctx_checkpoints)
+        self.slots = [Slot(i, self.limits.n_ctx) for i in range(self.limits.n_slots)]
+        self.contents = Contents(self.memory, self.cache, self.slots)
+        self.counters = Counters()
+        self._model = model
+        self._clock = clock
+        self._admission = Admission(self.slots, options.slot_prompt_similarity)
+        self._scheduler = Scheduler(options.n_ubatch, options.pace)
+        self._slot_actions: list[tuple[int, Callable[[], None]]] = []
+        self._events: list[Event] = []
+        self._n_released = 0
+
+    # -- from outside -------------------------------------------------------------------------
+
+    def submit(self, requests: Sequence[Request]) -> None:
+        """Requests of one task. With several, all have the prompt of the first.
+
+        What can never be served becomes ``Failed`` events of the next step.
+        """
+        error = self._refusal(requests)
+        if error is None:
+            self._admission.add(requests)
+        else:
+            self._events.extend(Failed(request.id, error) for request in requests)
+
+    def _refusal(self, requests: Sequence[Request]) -> RequestError | None:
+        n_prompt = len(requests[0].prompt)
+        if n_prompt == 0:
+            return RequestError("the prompt is empty")
+        if n_prompt >= self.limits.n_ctx:
+            return ContextOverflowError(n_prompt, self.limits.n_ctx)
+        if len(requests) > len(self.slots):
+            return RequestError(f"n is {len(requests)}, but there are {len(self.slots)} slots")
+        return None
+
+    def cancel(self, request_id: int) -> None:
+        """Forget a request, waiting or running; it gets no more events. Unknown ids are ignored,
+        as the request may just have ended."""
+        if self._admission.remove(request_id):
+            return
+        for slot in self.slots:
+            if slot.job is not None and slot.job.request.id == request_id:
+                self._release(slot)
+
+    def when_idle(self, id_slot: int, action: Callable[[], None]) -> None:
+        """Run ``action`` between steps as soon as the slot is free, before waiting requests."""
+        self._slot_actions.append((id_slot % len(self.slots), action))
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether ``step`` has anything to do."""
+        waits = bool(self._events or self._slot_actions or len(self._admission))
+        return waits or any(not slot.is_idle for slot in self.slots)
+
+    def step(self) -> list[Event]:
+        """Admit what can start and run one pass. Returns what happened, in order."""
+        self.admit()
+        self.run_pass()
+        return self.take_events()
+
+    def admit(self) -> None:
+        """Start waiting tasks as far as slots are free."""
+        self._run_slot_actions()
+        while (admitted := self._admission.next()) is not None:
+            self._start(admitted)
+        self._count_requests()
+
+    def run_pass(self) -> None:
+        """One forward pass over all slots that have something to do."""
+        work = self._scheduler.next_pass(self.slots)
+        if work:
+            self.counters.n_busy_slots += sum(not slot.is_idle for slot in self.slots)
+            self._run(work)
+            self.cache.trim()
+        self._count_requests()
+
+    def take_events(self) -> list[Event]:
+        """Events since the last call."""
+        events, self._events = self._events, []
+        return events
+
+    def views(self) -> tuple[SlotView, ...]:
+        """What ``/slots`` shows now."""
+        return tuple(slot.view(self.options.slots_debug) for slot in self.slots)
+
+    def _run_slot_actions(self) -> None:
+        ready = [item for item in self._slot_actions if self.slots[item[0]].is_idle]
+        self._slot_actions = [item for item in self._slot_actions if item not in ready]
+        for _, action in ready:
+            action()
+
+    def _count_requests(self) -> None:
+        self.counters.requests_deferred = len(self._admission)
+        self.counters.requests_processing = sum(not slot.is_idle for slot in self.slots)
+
+    # -- starting and ending ------------------------------------------------------------------
+
+    def _start(self, admitted: Admitted) -> None:
+        first, *followers = admitted.slots
+        now = self._clock()
+        if self.options.parks_idle_slots:
+            self.contents.park_idle(admitted.slots)
+        job = first.begin(admitted.requests[0], now, self.options.checkpoint_step, followers)
+        for slot, request in zip(followers, admitted.requests[1:], strict=True):
+            self.contents.displace(slot)
+            slot.follow(request, now)
+        for slot, request in zip(admitted.slots, admitted.requests, strict=True):
+            self._events.append(Started(request.id, slot.id, slot.n_ctx))
+        self.contents.reuse(first, job.request)
+        first.last_request = job.request
+        job.timings.cache_n = len(first.tokens)
+        self.counters.prompt_tokens_cached += len(first.tokens)
+        self._report_progress(job)
+        for slot in admitted.slots:
+            self._show_prompt_to_sampler(slot)
+
+    def _show_prompt_to_sampler(self, slot: Slot) -> None:
+        assert slot.job is not None
+        request = slot.job.request
+        try:
+            request.sampler.accept_prompt(request.prompt)
+        except Exception as error:
+            self._fail(slot, _as_step_error("sampler", error))
+
+    def _release(self, slot: Slot) -> Job:
+        """The slot is free again and keeps its tokens."""
+        self._n_released += 1
+        job = slot.release(self._n_released)
+        self.counters.tokens_predicted += job.timings.predicted_n
+        self.counters.tokens_predicted_seconds += job.timings.predicted_ms / 1000
+        if job.phase is Phase.PROMPT:
+            for follower in job.followers:
+                if follower.job is not None and follower.job.phase is Phase.COPY:
+                    self._fail(follower, StepError("the request that read the prompt has ended"))
+        return job
+
+    def _fail(self, slot: Slot, error: RequestError) -> None:
+        """End the slot's request with an error. Its sequence is not trusted any more."""
+        assert slot.job is not None
+        if slot.job.phase is Phase.PROMPT:
+            for follower in slot.job.followers:
+                if follower.job is not None:
+                    self._fail(follower, error)
+        self._events.append(Failed(slot.job.request.id, error))
+        self._release(slot)
+        self.contents.clear(slot)
+
+    # -- one pass -----------------------------------------------------------------------------
+
+    def _run(self, work: Sequence[Work]) -> None:
+        planned = self._plan(work)
+        if not planned:
+            return
+        step = Step(tuple(row for _, row in planned))
+        began = self._clock()
+        try:
+            logits = self._model.forward(step, self.memory.store)
+        except Exception as error:
+            self.memory.abandon(step.rows)
+            self._isolate([item for item, _ in planned], error)
+            return
+        self.memory.commit(step)
+        self._count_pass(planned, self._clock() - began)
+        self._settle(planned, logits)
+
+    def _plan(self, work: Sequence[Work]) -> Planned:
+        """Reserve memory for each row. Prompts wait while others can go on without them."""
+        planned: Planned = []
+        refused = []
+        for item in work:
+            row = self.contents.reserve(item)
+            if row is None:
+                refused.append(item)
+            else:
+                planned.append((item, row))
+        for item in refused:
+            if not item.is_prompt or not planned:
+                self._fail(item.slot, StepError("Context size has been exceeded."))
+                break
+        return planned
+
+    def _isolate(self, work: Sequence[Work], error: Exception) -> None:
+        """A pass failed and changed nothing: repeat its halves, down to the guilty row."""
+        if len(work) == 1:
+            logger.error("slot %d: the model failed", work[0].slot.id, exc_info=error)
+            self._fail(work[0].slot, _as_step_error("model", error))
+            return
+        middle = len(work) // 2
+        self._run(work[:middle])
+        self._run([item for item in work[middle:] if item.slot.job is not None])
+
+    def _count_pass(self, planned: Planned, seconds: float) -> None:
+        n_prompt = sum(len(row) for item, row in planned if item.is_prompt)
+        n_decoding = sum(not item.is_prompt for item, _ in planned)
+        self._scheduler.pace.note(n_prompt, seconds)
+        self.counters.n_decode += 1
+        self.counters.n_decode_rows += n_decoding
+        self.counters.n_decode_passes += n_decoding > 0
+
+    def _settle(self, planned: Planned, logits: Floats) -> None:
+        """Rows are committed: move slots on, keep checkpoints, sample."""
+        at = 0
+        for item, row in planned:
+            slot = item.slot
+            slot.tokens.extend(row.tokens.tolist())
+            self.counters.n_tokens_max = max(self.counters.n_tokens_max, len(slot.tokens))
+            if item.is_prompt:
+                self._settle_prompt(slot, len(row))
+            if row.n_logits:
+                for sampling in self._sampling_slots(slot):
+                    self._sample(sampling, logits[at])
+            at += row.n_logits
+
+    def _settle_prompt(self, slot: Slot, n_tokens: int) -> None:
+        job = slot.job
+        assert job is not None
+        job.timings.prompt_n += n_tokens
+        self.counters.prompt_tokens += n_tokens
+        self._report_progress(job)
+        n_read = len(slot.tokens)
+        if job.request.cache_prompt and n_read in job.cuts and n_read < job.n_prompt:
+            self.cache.checkpoint(slot.id, slot.tokens)
+
+    def _report_progress(self, job: Job) -> None:
+        request, timings = job.request, job.timings
+        if request.return_progress:
+            time_ms = int(1000 * (self._clock() - job.started))
+            n_read = timings.cache_n + timings.prompt_n
+            event = Progress(
+                request.id, job.n_prompt, timings.cache_n, n_read, time_ms, replace(timings)
+            )
+            self._events.append(event)
+
+    def _sampling_slots(self, slot: Slot) -> list[Slot]:
+        """The slots whose next token these logits decide: the row's, and, when it has just read
+        its prompt, those that waited to copy it."""
+        job = slot.job
+        assert job is not None
+        if job.phase is Phase.DECODE:
+            return [slot]
+        job.phase = Phase.DECODE
+        self.counters.prompt_seconds += self._clock() - job.started
+        followers = [f for f in job.followers if f.job and f.job.phase is Phase.COPY]
+        for follower in followers:
+            self.contents.copy_prompt(slot, follower)
+        return [slot, *followers]
+
+    def _sample(self, slot: Slot, logits: Floats) -> None:
+        job = slot.job
+        assert job is not None
+        request = job.request
+        try:
+            sampled = request.sampler.sample(logits)
+            request.sampler.accept(sampled.id)
+            is_eog = sampled.id in self.options.eog_ids
+            piece = request.reader.push(sampled.id, is_eog)
+        except Exception as error:
+            self._fail(slot, _as_step_error("sampler", error))
+            return
+        job.note_token(sampled.id, piece, self._clock())
+        stop = stop_after_token(
+            request,
+            piece,
+            is_eog=is_eog,
+            n_decoded=len(job.generated),
+            n_tokens=len(slot.tokens),
+            n_ctx=slot.n_ctx,
+            predicted_ms=job.timings.predicted_ms,
+        )
+        self._events.append(
+            Token(
+                request.id,
+                sampled.id,
+                piece.text,
+                piece.incomplete,
+                sampled,
+                replace(job.timings),
+                piece.stop_word,
+            )
+        )
+        if stop is not None:
+            self._release(slot)
+            self._events.append(done_event(slot, job, piece, stop))
+
+
+def _as_step_error(what: str, error: Exception) -> RequestError:
+    """What the client is told; errors made for it are passed on."""
+    if isinstance(error, RequestError):
+        return error
+    logger.error("the %s failed", what, exc_info=error)
+    return StepError(f"the {what} failed: {type(error).__name__}: {error}")
