@@ -14,8 +14,8 @@ from gguf_hybrid.errors import RequestError
 
 from .deltas import ContentDelta, Delta, ReasoningDelta, merged
 from .scanner import Match, Scanner
-from .template import END_THINK, THINK
-from .tool_formats import TOOL_CALL, ToolCallReader
+from .tags import END_THINK, THINK, TOOL_CALL
+from .tool_formats import ToolCallReader
 from .tool_values import ToolSchemas
 
 ReasoningFormat = Literal["none", "deepseek", "deepseek-legacy", "auto"]

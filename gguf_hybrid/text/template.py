@@ -16,6 +16,7 @@ from gguf_hybrid.errors import ConfigError, RequestError
 
 from .messages import Message, join_parts
 from .sandbox import RENDER_ERRORS, TemplateSandbox, render_within_budget
+from .tags import END_THINK, END_TOOL_CALL, THINK, TOOL_CALL
 from .template_caps import PRESERVE_REASONING, TemplateCaps, find_caps
 
 CHATML = (
@@ -26,11 +27,6 @@ CHATML = (
 )
 BUILT_IN: Mapping[str, str] = {"chatml": CHATML}
 
-THINK = "<think>"
-END_THINK = "</think>"
-TOOL_CALL = "<tool_call>"
-END_TOOL_CALL = "</tool_call>"
-
 _CHATML_DELIMITERS = (
     ("tool", "<|im_start|>user\n<tool_response>"),
     ("assistant", "<|im_start|>assistant"),
@@ -38,7 +34,7 @@ _CHATML_DELIMITERS = (
     ("system", "<|im_start|>system"),
 )
 
-Continuation = Literal["content", "reasoning_content"]
+Continuation = Literal["content", "reasoning_content", "auto"]
 
 
 @dataclass(frozen=True)
@@ -52,6 +48,11 @@ class ChatPrompt:
     text: str
     generation_prompt: str
     reply_prefix: str
+
+    @property
+    def opens_thinking(self) -> bool:
+        """Whether the reply begins inside a thinking part."""
+        return THINK in self.reply_prefix and END_THINK not in self.reply_prefix
 
 
 class ChatTemplate:
@@ -111,12 +112,20 @@ class ChatTemplate:
         *,
         add_generation_prompt: bool = True,
         enable_thinking: bool = True,
-        **kwargs: Any,
+        kwargs: Mapping[str, Any] | None = None,
     ) -> str:
-        """The prompt text; RequestError (400) with the template's own message if it refuses."""
-        switches = {"enable_thinking": enable_thinking} | kwargs
+        """The prompt text; RequestError (400) with the template's own message if it refuses.
+
+        ``kwargs`` are further variables of the template (``chat_template_kwargs``); an
+        ``enable_thinking`` among them wins.
+        """
+        switches = {"enable_thinking": enable_thinking, **(kwargs or {})}
+        if isinstance(switches["enable_thinking"], str):
+            message = 'invalid type for "enable_thinking" (expected boolean, got string)'
+            raise RequestError(message)
         text = self._render(messages, tools, add_generation_prompt, switches)
-        if add_generation_prompt and enable_thinking is False and _ends_in_open_thinking(text):
+        is_off = switches["enable_thinking"] is False
+        if add_generation_prompt and is_off and text.rstrip().endswith(THINK):
             text += END_THINK  # the template ignores the switch
         return text
 
@@ -127,8 +136,8 @@ class ChatTemplate:
         *,
         add_generation_prompt: bool = True,
         enable_thinking: bool = True,
-        continue_from: Continuation | Literal["auto"] | None = None,
-        **kwargs: Any,
+        continue_from: Continuation | None = None,
+        kwargs: Mapping[str, Any] | None = None,
     ) -> ChatPrompt:
         """Render, and tell apart what the prompt holds of the reply.
 
@@ -137,9 +146,16 @@ class ChatTemplate:
         reasoning; ``auto`` takes the reasoning if there is no content.
         """
         history = messages[:-1] if continue_from else messages
-        switches = {"enable_thinking": enable_thinking} | kwargs
-        bare = self.render(history, tools, add_generation_prompt=False, **switches)
-        full = self.render(history, tools, add_generation_prompt=True, **switches)
+        bare, full = (
+            self.render(
+                history,
+                tools,
+                add_generation_prompt=adds,
+                enable_thinking=enable_thinking,
+                kwargs=kwargs,
+            )
+            for adds in (False, True)
+        )
         opened = full[_common_length(bare, full) :]
         header = opened.partition(THINK)[0] if self.thinks else opened
         if continue_from:
@@ -148,7 +164,7 @@ class ChatTemplate:
         shown = full if add_generation_prompt else bare
         return ChatPrompt(shown, opened, opened.removeprefix(header))
 
-    def _begun(self, message: Message, continue_from: Continuation | Literal["auto"]) -> str:
+    def _begun(self, message: Message, continue_from: Continuation) -> str:
         reasoning = message.get("reasoning_content", "")
         content = join_parts(message.get("content", ""), "\n\n")
         in_reasoning = continue_from == "reasoning_content" or (
@@ -223,11 +239,9 @@ def _without_system(messages: list[Message]) -> list[Message]:
     return [{**messages[1], "content": "\n".join(texts)}, *messages[2:]]
 
 
-def _ends_in_open_thinking(text: str) -> bool:
-    return text.rstrip().endswith(THINK)
-
-
 def _common_length(a: str, b: str) -> int:
+    if b.startswith(a):  # as a rule; conversations are long
+        return len(a)
     for i, (x, y) in enumerate(zip(a, b, strict=False)):
         if x != y:
             return i

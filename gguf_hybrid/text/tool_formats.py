@@ -15,6 +15,7 @@ from typing import Any
 
 from .deltas import ContentDelta, Delta, ToolCallArguments, ToolCallStart
 from .scanner import Match, Scanner
+from .tags import END_TOOL_CALL, TOOL_CALL
 from .tool_values import (
     NumberWriter,
     StringWriter,
@@ -25,8 +26,6 @@ from .tool_values import (
     writer_for,
 )
 
-TOOL_CALL = "<tool_call>"
-END_TOOL_CALL = "</tool_call>"
 _FUNCTION = "<function="
 _END_FUNCTION = "</function>"
 _PARAMETER = "<parameter="

@@ -30,7 +30,7 @@ def prompt_of(template: ChatTemplate, body: dict[str, Any]) -> ChatPrompt:
         parse_tools(body.get("tools")),
         add_generation_prompt=body.get("add_generation_prompt", True),
         continue_from="auto" if messages[-1]["role"] == "assistant" else None,
-        **body.get("chat_template_kwargs", {}),
+        kwargs=body.get("chat_template_kwargs"),
     )
 
 
@@ -50,6 +50,24 @@ def test_the_reply_prefix_is_what_the_prompt_holds_of_the_reply(qwen: ChatTempla
     assert within.reply_prefix == "<think>\nR"
     assert qwen.prompt(begun, continue_from="auto").reply_prefix == "<think>\nR\n</think>\n\nA"
     assert without_jinja().prompt([USER]).reply_prefix == ""
+
+
+def test_an_open_thinking_part_is_known(qwen: ChatTemplate) -> None:
+    assert qwen.prompt([USER]).opens_thinking
+    assert not qwen.prompt([USER], enable_thinking=False).opens_thinking
+    assert not without_jinja().prompt([USER]).opens_thinking
+
+
+def test_a_switch_of_the_request_wins_and_must_be_a_boolean(qwen: ChatTemplate) -> None:
+    off = qwen.prompt([USER], enable_thinking=True, kwargs={"enable_thinking": False})
+    assert not off.opens_thinking
+    with pytest.raises(RequestError, match="expected boolean, got string"):
+        qwen.render([USER], kwargs={"enable_thinking": "false"})
+
+
+def test_variables_may_have_any_name(qwen: ChatTemplate) -> None:
+    names = ["self", "tools", "add_generation_prompt", "__budget", "__charge"]
+    assert qwen.render([USER], kwargs=dict.fromkeys(names)).startswith("<|im_start|>user")
 
 
 def test_caps_of_the_qwen_template(qwen: ChatTemplate) -> None:
@@ -102,12 +120,12 @@ def test_what_the_tokenizer_adds_is_not_in_the_prompt() -> None:
 def test_variables_and_functions_of_templates() -> None:
     source = "{{ {'k': 'é', 'l': [1, none]} | tojson }} {{ x }} {{ strftime_now('%Y') | length }}"
     template = ChatTemplate(source + "{% for i in range(9) %}{% break %}{% endfor %}")
-    assert template.render([USER], x=3) == '{"k": "é", "l": [1, null]} 3 4'
+    assert template.render([USER], kwargs={"x": 3}) == '{"k": "é", "l": [1, null]} 3 4'
 
 
 def test_preserved_reasoning_has_many_names() -> None:
     template = ChatTemplate("{{ preserve_thinking }} {{ clear_thinking }}")
-    assert template.render([USER], preserve_reasoning=True) == "True False"
+    assert template.render([USER], kwargs={"preserve_reasoning": True}) == "True False"
 
 
 def test_the_templates_own_message_reaches_the_client(qwen: ChatTemplate) -> None:
