@@ -272,8 +272,11 @@ class Pool:
 
 def _row_stride(x: Floats) -> int:
     """Elements between the rows of x, whose columns are contiguous."""
-    assert x.ndim == 2 and x.dtype == np.float32 and x.strides[1] == 4
-    return x.strides[0] // 4
+    assert x.ndim == 2 and x.dtype == np.float32
+    if len(x) < 2:  # NumPy leaves the strides of such axes open
+        return x.shape[1]
+    assert x.strides[1] == x.itemsize
+    return x.strides[0] // x.itemsize
 
 
 def _product(weights: Sequence[Weight], results: Sequence[Floats]) -> tuple[Any, ...]:
