@@ -11,14 +11,16 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any, NoReturn
 
-from jinja2 import Template, TemplateError, nodes, pass_context
+from jinja2 import Template, TemplateError, Undefined, nodes, pass_context
 from jinja2.exceptions import SecurityError
+from jinja2.ext import Extension
+from jinja2.parser import Parser
 from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.visitor import NodeTransformer
 
 MAX_TEMPLATE_CHARS = 1 << 20
-MAX_OUTPUT_CHARS = 1 << 26
+MAX_OUTPUT_CHARS = 1 << 24
 MAX_SECONDS = 2.0
 _MAX_EXPONENT = 64
 
@@ -62,7 +64,7 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         super().__init__(
             trim_blocks=True,
             lstrip_blocks=True,
-            extensions=["jinja2.ext.loopcontrols"],
+            extensions=["jinja2.ext.loopcontrols", _GenerationTag],
             finalize=_charge_output,
         )
         self.filters["tojson"] = _tojson
@@ -79,8 +81,8 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         if operator == "*" and (hasattr(left, "__len__") or hasattr(right, "__len__")):
             length, times = (left, right) if hasattr(left, "__len__") else (right, left)
             _check_size(len(length) * times)
-        if operator == "+" and isinstance(left, str) and isinstance(right, str):
-            _check_size(len(left) + len(right))
+        if operator == "+" and isinstance(left, str) and isinstance(right, str | Undefined):
+            return _join(left, right)  # llama.cpp adds an undefined value as nothing
         return super().call_binop(context, operator, left, right)
 
     def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:
@@ -93,6 +95,16 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
             raise SecurityError(f"the template is longer than {MAX_TEMPLATE_CHARS} characters")
         tree: nodes.Template = _Metering().visit(super()._parse(source, name, filename))
         return tree
+
+
+class _GenerationTag(Extension):
+    """Hugging Face's ``{% generation %}``, which marks text for training and renders its body."""
+
+    tags = {"generation"}
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
 def render_within_budget(

@@ -78,6 +78,10 @@ class Tokenizer:
         """EOS as ``/props`` prints it."""
         return self._role_text(self.eos_id)
 
+    def id_of(self, text: str) -> int | None:
+        """The token whose stored text is exactly this, such as ``<tool_call>``."""
+        return self.vocabulary.id_of.get(text)
+
     def is_control(self, token_id: int) -> bool:
         """Whether the token prints nothing unless special output is asked for."""
         return token_id in self.special.control

@@ -50,7 +50,8 @@ TOOLS[2]["function"]["parameters"]["$defs"] = {"s": {"type": "string"}}
 
 def deltas_of(chunks: list[str], tools: Any = TOOLS, **options: Any) -> Iterator[Delta]:
     ids = map("call{}".format, count())
-    parser = ChatParser(tools, **{"thinks": True, "new_id": lambda: next(ids)} | options)
+    defaults: dict[str, Any] = {"thinks": True, "new_id": lambda: next(ids)}
+    parser = ChatParser(tools, **defaults | options)
     for chunk in chunks:
         yield from parser.push(chunk)
     yield from parser.finish()
@@ -140,7 +141,7 @@ MARKUP = [
 soup = st.lists(st.one_of(st.sampled_from(MARKUP), st.sampled_from("xyzé")), max_size=20)
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=150)
 @given(soup, st.lists(st.integers(0, 200), max_size=6), st.booleans())
 def test_any_markup_parses_the_same_at_any_cuts(
     parts: list[str], at: list[int], thinks: bool
@@ -149,7 +150,7 @@ def test_any_markup_parses_the_same_at_any_cuts(
     assert fold(deltas_of(cut(text, at), thinks=thinks)) == parse(text, thinks=thinks)
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=150)
 @given(soup, st.booleans())
 def test_no_words_are_lost(parts: list[str], thinks: bool) -> None:
     message = parse("".join(parts), thinks=thinks)

@@ -123,6 +123,11 @@ def test_variables_and_functions_of_templates() -> None:
     assert template.render([USER], kwargs={"x": 3}) == '{"k": "é", "l": [1, null]} 3 4'
 
 
+def test_dialects_of_templates_that_llama_cpp_accepts() -> None:
+    source = "{{ 'a' + missing }}{% generation %}{{ messages[0].content }}{% endgeneration %}"
+    assert ChatTemplate(source).render([USER]) == "aHi"
+
+
 def test_preserved_reasoning_has_many_names() -> None:
     template = ChatTemplate("{{ preserve_thinking }} {{ clear_thinking }}")
     assert template.render([USER], kwargs={"preserve_reasoning": True}) == "True False"

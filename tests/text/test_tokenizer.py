@@ -56,6 +56,7 @@ def test_every_way_to_end_a_text_is_found(tokenizer: Tokenizer) -> None:
     names = {"<|endoftext|>", "<|im_end|>", "<|fim_pad|>", "<|repo_name|>", "<|file_sep|>"}
     assert {tokenizer.detokenize([i]) for i in tokenizer.eog_ids} == names
     assert tokenizer.eos_id == tokenizer.encode("<|im_end|>")[0] == tokenizer.special.eot
+    assert tokenizer.id_of("<think>") == 4094 and tokenizer.id_of("<nothing>") is None
     assert tokenizer.special.fim_mid == tokenizer.encode("<|fim_middle|>")[0]
 
 
