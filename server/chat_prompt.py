@@ -46,7 +46,7 @@ def chat_input(model: Loaded, body: Mapping[str, Any]) -> ChatInput:
         add_generation_prompt=add_generation_prompt,
         enable_thinking=thinking,
         continue_from=continue_from,
-        **kwargs,
+        kwargs=kwargs,
     )
     return ChatInput(messages, tools, thinking, continue_from, prompt)
 
