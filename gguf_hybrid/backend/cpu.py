@@ -17,8 +17,7 @@ import numpy.typing as npt
 from gguf_hybrid.config import ModelConfig
 from gguf_hybrid.cpu import bindings
 from gguf_hybrid.cpu.bindings import Op
-from gguf_hybrid.cpu.library import load_library
-from gguf_hybrid.errors import BackendError
+from gguf_hybrid.cpu.library import Mode, Pool, check, load
 from gguf_hybrid.step import BLOCK, Row, Step
 from gguf_hybrid.weights.reader import TensorInfo
 
@@ -27,12 +26,6 @@ from .base import Floats, StoreSpec, Tensors
 from .cpu_store import CpuStore
 from .cpu_weights import Prepared
 from .rope import rope_of
-
-ARITHMETICS = {"exact": 0, "fast": 1}
-"""``ggh_mode`` by the value of ``--arithmetic``."""
-
-STATUS = ("", "type without a kernel", "unsupported size", "bad argument", "out of memory")
-"""``ggh_status`` in words."""
 
 UNUSED_REFERENCES = 2
 """What ``sys.getrefcount`` says of an array that only its owner's attribute refers to."""
@@ -76,21 +69,21 @@ class CpuBackend:
         self.arithmetic = arithmetic
         self.n_threads = n_threads if n_threads > 0 else _n_processors()
         self.n_threads_batch = n_threads_batch if n_threads_batch > 0 else self.n_threads
-        self._library = bindings.declare(load_library())
-        variant = self._library.ggh_cpu_variant().decode()
-        self.name = f"cpu ({variant}, {arithmetic}, {self.n_threads} threads)"
+        library = load()
+        self.name = f"cpu ({library.variant}, {arithmetic}, {self.n_threads} threads)"
         self._limit = max(self.n_threads, self.n_threads_batch)
-        self._pool = self._library.ggh_pool_create(self._limit)
-        self._model = self._create_model()
+        self._pool = Pool(library, self._limit)
+        self._c = bindings.declare(library.c)
+        self._model = self._create_model(Mode[arithmetic.upper()])
         self._prepared: list[Prepared] = []
         self._logits = np.empty((0, config.n_vocab), np.float32)
 
     def close(self) -> None:
         """Frees the library's memory and threads. The backend cannot be used afterwards."""
-        self._library.ggh_model_destroy(self._model)
-        self._library.ggh_pool_destroy(self._pool)
+        self._c.ggh_model_destroy(self._model)
+        self._pool.close()
 
-    def _create_model(self) -> int:
+    def _create_model(self, mode: Mode) -> int:
         rope = rope_of(self.config)
         sizes = bindings.Sizes(
             **{name: getattr(self.config, name) for name in bindings.SIZES + bindings.NUMBERS},
@@ -98,16 +91,10 @@ class CpuBackend:
             rope_inv_freq=rope.inv_freq.ctypes.data,
         )
         model = ctypes.c_void_p()
-        status = self._library.ggh_model_create(
-            self._pool, ARITHMETICS[self.arithmetic], sizes, ctypes.byref(model)
-        )
-        self._require(status, "the sizes of this model")
+        status = self._c.ggh_model_create(self._pool.handle, mode, sizes, ctypes.byref(model))
+        check(status, f"{self.name}: sizes of this model")
         assert model.value is not None
         return model.value
-
-    def _require(self, status: int, what: str) -> None:
-        if status:
-            raise BackendError(f"{self.name} cannot take {what}: {STATUS[status]}")
 
     # -- weights ------------------------------------------------------------------------------
 
@@ -132,8 +119,8 @@ class CpuBackend:
         return sum(p.nbytes for p in self._prepared)
 
     def _keep(self, prepared: Prepared, what: str) -> Prepared:
-        status = self._library.ggh_model_check(self._model, prepared.op, prepared.address)
-        self._require(status, what)
+        status = self._c.ggh_model_check(self._model, prepared.op, prepared.address)
+        check(status, f"{self.name}: {what}")
         self._prepared.append(prepared)
         return prepared
 
@@ -191,7 +178,7 @@ class CpuBackend:
         self._use_threads(self.n_threads_batch if batch else self.n_threads)
         ops = array.array("q", plan.ops)
         plan.ops.clear()
-        status = self._library.ggh_model_step(
+        status = self._c.ggh_model_step(
             self._model,
             plan.store.layout,
             plan.record.ctypes.data,
@@ -200,12 +187,11 @@ class CpuBackend:
             len(ops) // 3,
             logits.ctypes.data,
         )
-        assert status != 3, "a step that the library cannot read"
-        self._require(status, "this step")
+        check(status, f"{self.name}: step")
 
     def _use_threads(self, n: int) -> None:
         if n != self._limit:
-            self._library.ggh_pool_limit(self._pool, n)
+            self._pool.limit(n)
             self._limit = n
 
     def _logits_buffer(self, n: int) -> Floats:
@@ -219,12 +205,12 @@ class CpuBackend:
 
     def scratch_nbytes(self) -> int:
         """Anonymous memory of the operations: buffers for the largest step so far."""
-        return int(self._library.ggh_model_scratch_bytes(self._model))
+        return int(self._c.ggh_model_scratch_bytes(self._model))
 
     def times(self) -> dict[str, float]:
         """Seconds spent in each part of the steps since the start."""
         nanoseconds = (ctypes.c_uint64 * len(bindings.SECTIONS))()
-        self._library.ggh_model_times(self._model, nanoseconds)
+        self._c.ggh_model_times(self._model, nanoseconds)
         return {name: ns / 1e9 for name, ns in zip(bindings.SECTIONS, nanoseconds, strict=True)}
 
 

@@ -13,7 +13,8 @@ import numpy as np
 
 from gguf_hybrid.config import ModelConfig
 from gguf_hybrid.cpu import bindings
-from gguf_hybrid.cpu.bindings import Op, Weight
+from gguf_hybrid.cpu.bindings import Op
+from gguf_hybrid.cpu.library import Weight
 from gguf_hybrid.errors import GGUFError
 from gguf_hybrid.weights.ggml import GGMLType, row_nbytes
 from gguf_hybrid.weights.reader import TensorInfo

@@ -10,6 +10,8 @@ from ctypes import POINTER, c_float, c_int32, c_int64, c_size_t, c_uint64, c_voi
 from enum import IntEnum
 from typing import Any
 
+from .library import Weight
+
 SIZES = (
     "n_embd",
     "n_vocab",
@@ -53,21 +55,6 @@ SECTIONS = (
     "logits",
 )
 """``ggh_section``: the parts of a step whose time is counted."""
-
-
-class Weight(ctypes.Structure):
-    """``ggh_weight``: a matrix, or a stack of them, of GGUF blocks."""
-
-    _fields_ = (
-        ("data", c_void_p),
-        ("n", c_int64),
-        ("k", c_int64),
-        ("row_stride", c_size_t),
-        ("n_slabs", c_int64),
-        ("slab_stride", c_size_t),
-        ("type", c_int32),
-        ("reserved", c_int32),
-    )
 
 
 class Sizes(ctypes.Structure):

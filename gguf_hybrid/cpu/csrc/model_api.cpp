@@ -8,12 +8,12 @@
 using ggh::Candidate;
 using ggh::Model;
 
-ggh_status ggh_model_create(ggh_pool* pool, ggh_mode mode, const ggh_model_config* config,
+ggh_status ggh_model_create(ggh_pool* pool, int32_t mode, const ggh_model_config* config,
                             ggh_model** model) {
   if (pool == nullptr || config == nullptr || model == nullptr) return GGH_BAD_ARGUMENT;
   if (mode != GGH_EXACT && mode != GGH_FAST) return GGH_BAD_ARGUMENT;
   if (!Model::supports(*config)) return GGH_BAD_SIZE;
-  *model = new (std::nothrow) ggh_model(*pool, mode, *config);
+  *model = new (std::nothrow) ggh_model(*pool, static_cast<ggh_mode>(mode), *config);
   return *model == nullptr ? GGH_NO_MEMORY : GGH_OK;
 }
 

@@ -108,7 +108,7 @@ typedef struct ggh_model ggh_model;
 
 /* GGH_BAD_SIZE for a model whose sizes the kernels do not support. config is copied, and so are
  * the n_rot / 2 values of rope_inv_freq. */
-GGH_API ggh_status ggh_model_create(ggh_pool *pool, ggh_mode mode, const ggh_model_config *config,
+GGH_API ggh_status ggh_model_create(ggh_pool *pool, int32_t mode, const ggh_model_config *config,
                                     ggh_model **model);
 GGH_API void ggh_model_destroy(ggh_model *model);
 
