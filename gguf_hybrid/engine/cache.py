@@ -105,6 +105,11 @@ class PromptCache:
         self._insert(ids, snapshot)
         self.trim()
 
+    def forget(self, tokens: Sequence[int]) -> None:
+        """Drop every entry that ``tokens`` begin with."""
+        for entry in self._chain(np.array(tokens, dtype=np.int32)):
+            self._drop(entry)
+
     def trim(self) -> None:
         """Drop entries until the budget holds. To be called when sequences let go of blocks."""
         self._make_room(0)

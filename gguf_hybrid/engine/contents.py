@@ -7,7 +7,8 @@ them. Running out of KV blocks empties idle slots, longest idle first.
 import logging
 from collections.abc import Callable, Sequence
 
-from gguf_hybrid.memory.hybrid import HybridMemory, KVExhausted
+from gguf_hybrid.memory.hybrid import HybridMemory, KVExhausted, Snapshot
+from gguf_hybrid.memory.sequence_file import SavedSequence
 from gguf_hybrid.step import Row
 
 from .admission import longest_idle
@@ -17,6 +18,9 @@ from .scheduler import Work
 from .slot import Slot
 
 logger = logging.getLogger(__name__)
+
+N_SAVED_CHECKPOINTS = 3
+"""Earlier states in a slot file; with a large state they are most of its bytes."""
 
 
 class Contents:
@@ -71,6 +75,36 @@ class Contents:
                 logger.debug("slot %d: __TEST_TAG_CACHE_IDLE_SLOT__", slot.id)
                 self.clear(slot)
 
+    def save(self, slot: Slot) -> SavedSequence:
+        """What the slot holds, with its latest checkpoints, so that the prompt it began with can
+        be answered from the file as well as a longer one."""
+        checkpoints = self.cache.prefixes(slot.tokens)[-N_SAVED_CHECKPOINTS:]
+        return self.memory.save(slot.id, slot.tokens, checkpoints)
+
+    def load(self, slot: Slot, saved: SavedSequence) -> bool:
+        """The slot gets the saved sequence; what it held goes to the cache. False if it is too
+        long or no KV block is left, then the slot is as before."""
+        snapshots: list[Snapshot] = []
+        if len(saved.tokens) >= slot.n_ctx:
+            return False
+        if slot.tokens and slot.is_cacheable:
+            self.cache.park(slot.id, slot.tokens)
+        if not self.with_room(lambda: snapshots.extend(self.memory.load(slot.id, saved)), slot):
+            return False
+        slot.tokens = list(saved.tokens)
+        slot.is_cacheable = True
+        for snapshot in snapshots:
+            self.cache.adopt(snapshot, saved.tokens[: snapshot.n_tokens])
+        self.cache.trim()
+        return True
+
+    def erase(self, slot: Slot) -> int:
+        """Forget what the slot holds, its checkpoints included; how many tokens that was."""
+        n_tokens = len(slot.tokens)
+        self.cache.forget(slot.tokens)
+        self.clear(slot)
+        return n_tokens
+
     def reserve(self, work: Work) -> Row | None:
         """Memory for the next row of a slot; None if there is none left."""
         rows: list[Row] = []
@@ -80,17 +114,17 @@ class Contents:
 
         return rows[0] if self.with_room(plan) else None
 
-    def with_room(self, action: Callable[[], object]) -> bool:
-        """Run ``action``, emptying idle slots one at a time while it finds no KV block."""
+    def with_room(self, action: Callable[[], object], keep: Slot | None = None) -> bool:
+        """Run ``action``, emptying idle slots but ``keep`` one by one while no KV block is left."""
         while True:
             try:
                 action()
                 return True
             except KVExhausted:
-                idle = longest_idle([s for s in self._slots if s.is_idle and s.tokens])
+                idle = [s for s in self._slots if s.is_idle and s.tokens and s is not keep]
                 if not idle:
                     return False
-                self.displace(idle[0])
+                self.displace(longest_idle(idle)[0])
 
     def check(self) -> None:
         """Assert that slots and memory agree."""

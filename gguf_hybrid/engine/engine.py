@@ -13,6 +13,7 @@ from typing import Protocol
 
 from gguf_hybrid.errors import ContextOverflowError, RequestError, StepError
 from gguf_hybrid.memory.hybrid import HybridMemory
+from gguf_hybrid.memory.sequence_file import SavedSequence
 from gguf_hybrid.memory.store import Floats, Store, StoreSpec
 from gguf_hybrid.step import Row, Step
 
@@ -99,6 +100,23 @@ class Engine:
         """Run ``action`` between steps as soon as the slot is free, before waiting requests."""
         self._slot_actions.append((id_slot % len(self.slots), action))
 
+    def save_slot(self, id_slot: int) -> SavedSequence:
+        """What an idle slot holds, copied to the host. Slot ids wrap, as in llama-server."""
+        return self.contents.save(self._idle_slot(id_slot))
+
+    def load_slot(self, id_slot: int, saved: SavedSequence) -> bool:
+        """Put a saved sequence into an idle slot; False, with nothing changed, if it won't fit."""
+        return self.contents.load(self._idle_slot(id_slot), saved)
+
+    def erase_slot(self, id_slot: int) -> int:
+        """Forget what an idle slot holds; how many tokens that was."""
+        return self.contents.erase(self._idle_slot(id_slot))
+
+    def _idle_slot(self, id_slot: int) -> Slot:
+        slot = self.slots[id_slot % len(self.slots)]
+        assert slot.is_idle
+        return slot
+
     @property
     def is_busy(self) -> bool:
         """Whether ``step`` has anything to do."""
@@ -160,7 +178,7 @@ class Engine:
         for slot, request in zip(admitted.slots, admitted.requests, strict=True):
             self._events.append(Started(request.id, slot.id, slot.n_ctx))
         self.contents.reuse(first, job.request)
-        first.last_request = job.request
+        first.note_owner(job.request)
         job.timings.cache_n = len(first.tokens)
         self.counters.prompt_tokens_cached += len(first.tokens)
         self._report_progress(job)
@@ -180,6 +198,7 @@ class Engine:
         self._n_released += 1
         job = slot.release(self._n_released)
         self.counters.tokens_predicted += job.timings.predicted_n
+        self.counters.tokens_predicted_timed += max(job.timings.predicted_n - 1, 0)
         self.counters.tokens_predicted_seconds += job.timings.predicted_ms / 1000
         if job.phase is Phase.PROMPT:
             for follower in job.followers:

@@ -1,5 +1,6 @@
 """Settings of an engine; names and defaults are llama-server's where it has them."""
 
+import os
 from dataclasses import dataclass, field
 
 from gguf_hybrid.memory.hybrid import MemorySizes
@@ -10,8 +11,6 @@ from .limits import Limits
 from .scheduler import Pace
 
 MIB = 1 << 20
-N_CACHED_UNLIMITED = 1 << 20
-"""KV blocks the cache may keep when its budget has no limit."""
 
 
 @dataclass(frozen=True)
@@ -50,10 +49,15 @@ class EngineOptions:
         return self.cache_idle_slots and self.limits.kv_unified and self.cache_ram_nbytes != 0
 
     def memory_sizes(self) -> MemorySizes:
-        """Live blocks for the slots, cached ones as far as the budget can pay for them."""
-        if self.cache_ram_nbytes is None:
-            n_cached = N_CACHED_UNLIMITED
-        else:
-            n_cached = self.cache_ram_nbytes // max(self.layout.block_nbytes, 1)
+        """Live blocks for the slots, cached ones as far as the budget, or the machine, allows."""
+        budget = physical_nbytes()
+        if self.cache_ram_nbytes is not None:
+            budget = min(budget, self.cache_ram_nbytes)
+        n_cached = budget // max(self.layout.block_nbytes, 1)
         limits = self.limits
         return MemorySizes(limits.n_slots, limits.n_blocks, n_cached, self.n_rs_seq)
+
+
+def physical_nbytes() -> int:
+    """Memory of this machine."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

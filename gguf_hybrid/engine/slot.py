@@ -64,17 +64,14 @@ class Slot:
         self.tokens: list[int] = []
         self.job: Job | None = None
         self.last_request: Request | None = None
+        self.is_cacheable = True
+        """Whether others may continue from what the slot holds."""
         self.released = -1
         """When the slot was last released, as a running number; -1 = never used."""
 
     @property
     def is_idle(self) -> bool:
         return self.job is None
-
-    @property
-    def is_cacheable(self) -> bool:
-        """Whether the request that filled the slot lets others continue from it."""
-        return self.last_request is None or self.last_request.cache_prompt
 
     def begin(
         self, request: Request, now: float, checkpoint_step: int, followers: Sequence["Slot"] = ()
@@ -89,7 +86,12 @@ class Slot:
         """Take a request whose prompt another slot reads."""
         assert self.job is None
         self.job = Job(request, Phase.COPY, now, ())
+        self.note_owner(request)
+
+    def note_owner(self, request: Request) -> None:
+        """From now on the slot holds tokens of this request."""
         self.last_request = request
+        self.is_cacheable = request.cache_prompt
 
     def copy_prompt(self, source: "Slot") -> None:
         """The memory has copied the sequence of ``source``, which has just read its prompt."""

@@ -12,7 +12,7 @@ from gguf_hybrid.step import Ids, Row, Step
 
 from .kv import BlockPool, KVExhausted, KVMemory, n_blocks_for
 from .recurrent import RecurrentMemory
-from .sequence_file import SavedSequence, SavedState, SequenceFormat, pack, unpack
+from .sequence_file import SavedSequence, SavedState
 from .store import StateSnapshot, Store, StoreSpec
 
 __all__ = ["HybridMemory", "KVExhausted", "MemorySizes", "Snapshot"]
@@ -35,8 +35,12 @@ class MemorySizes:
 
     def store_spec(self, kv_type: str) -> StoreSpec:
         """The store behind such a memory."""
-        n_rows = self.n_seq_max * (1 + self.n_rs_seq)
-        return StoreSpec(n_rows, self.n_live + self.n_cached, kv_type)
+        return StoreSpec(self.n_seq_max * (1 + self.n_rs_seq), self.n_blocks, kv_type)
+
+    @property
+    def n_blocks(self) -> int:
+        """All blocks: one more per sequence, for the copy of a tail that a snapshot keeps."""
+        return self.n_live + self.n_cached + self.n_seq_max
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -54,8 +58,7 @@ class HybridMemory:
     def __init__(self, store: Store, sizes: MemorySizes) -> None:
         self.store = store
         self.sizes = sizes
-        n_blocks = sizes.n_live + sizes.n_cached
-        self.pool = BlockPool(n_blocks, sizes.n_live, store.free_block)
+        self.pool = BlockPool(sizes.n_blocks, sizes.n_live, store.free_block)
         self._kv = KVMemory(sizes.n_seq_max, self.pool, store.copy_block)
         self._recurrent = RecurrentMemory(sizes.n_seq_max, sizes.n_rs_seq)
         self._snapshots: set[Snapshot] = set()
@@ -164,20 +167,18 @@ class HybridMemory:
         self._snapshots.remove(snapshot)
         self._kv.release(snapshot.blocks)
 
-    # -- bytes --------------------------------------------------------------------------------
+    # -- files --------------------------------------------------------------------------------
 
     def save(
-        self,
-        seq_id: int,
-        tokens: Sequence[int],
-        layout: SequenceFormat,
-        checkpoints: Sequence[Snapshot] = (),
-    ) -> bytes:
-        """A sequence and earlier states of it as one self-describing file.
+        self, seq_id: int, tokens: Sequence[int], checkpoints: Sequence[Snapshot] = ()
+    ) -> SavedSequence:
+        """A copy of a sequence on the host, for ``sequence_file.pack``.
 
         ``tokens`` are all tokens of the sequence; checkpoints are states of prefixes of it.
         """
         assert len(tokens) == self.n_tokens(seq_id)
+        if not tokens:
+            return SavedSequence((), (), {})
         live = self.snapshot(seq_id)
         states = tuple(
             SavedState(s.n_tokens, s.blocks, s.state.to_host()) for s in (*checkpoints, live)
@@ -185,32 +186,28 @@ class HybridMemory:
         names = {block for state in states for block in state.blocks}
         blocks = {block: self.store.read_block(block) for block in sorted(names)}
         self.release(live)
-        return pack(SavedSequence(tuple(tokens), states, blocks), layout)
+        return SavedSequence(tuple(tokens), states, blocks)
 
-    def load(
-        self, seq_id: int, raw: bytes, layout: SequenceFormat
-    ) -> tuple[tuple[int, ...], list[Snapshot]]:
-        """The inverse of ``save``: the tokens of the sequence, and its checkpoints as snapshots.
+    def load(self, seq_id: int, saved: SavedSequence) -> list[Snapshot]:
+        """The sequence becomes the saved one; its checkpoints are returned as snapshots.
 
-        Raises SequenceFileError for a foreign or damaged file and KVExhausted when there is no
-        room; then nothing has changed.
+        Raises KVExhausted, having changed nothing.
         """
-        saved = unpack(raw, layout)
         blocks = self._load_blocks(seq_id, saved)
         snapshots = []
         for state in saved.states:
-            table = [blocks[b] for b in state.blocks]
+            table = [blocks[name] for name in state.blocks]
             self._kv.adopt(seq_id, table, state.n_tokens)
             row = self._recurrent.place(seq_id, state.n_tokens)
             self.store.load_state(state.values, row)
             if state is not saved.states[-1]:
                 snapshots.append(self.snapshot(seq_id))
         self.pool.drop(blocks.values(), self.pool.held)
-        return saved.tokens, snapshots
+        return snapshots
 
     def _load_blocks(self, seq_id: int, saved: SavedSequence) -> dict[int, int]:
         """Fill free blocks, held for the moment; the sequence is empty afterwards."""
-        n_live = max(len(state.blocks) for state in saved.states)
+        n_live = max((len(state.blocks) for state in saved.states), default=0)
         if not self._kv.can_replace(seq_id, n_live, len(saved.blocks)):
             raise KVExhausted(f"the sequence needs {len(saved.blocks)} KV blocks")
         self.seq_clear(seq_id)
@@ -219,6 +216,8 @@ class HybridMemory:
         for name, values in saved.blocks.items():
             self.store.write_block(blocks[name], values)
         return blocks
+
+    # -- bytes --------------------------------------------------------------------------------
 
     def snapshots_nbytes(self) -> int:
         """Bytes that exist only because of snapshots: their states, and KV no sequence uses."""

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from gguf_hybrid.config import ModelConfig
 from gguf_hybrid.errors import GgufHybridError
 from gguf_hybrid.step import BLOCK
 
@@ -49,7 +50,21 @@ class SequenceFormat:
     state_shape: tuple[int, int]
     n_vocab: int
 
+    @classmethod
+    def of(cls, config: ModelConfig, kv_type: str, fingerprint: str) -> "SequenceFormat":
+        """The format of a model's sequences with a cache of ``kv_type``."""
+        row_floats = config.conv_state_size + config.delta_state_size
+        return cls(
+            fingerprint=fingerprint,
+            kv_type=kv_type,
+            n_planes=2 * len(config.attention_layers),
+            block_nbytes=BLOCK * config.kv_nbytes_per_token(kv_type, kv_type),
+            state_shape=(len(config.delta_net_layers), row_floats),
+            n_vocab=config.n_vocab,
+        )
+
     def header(self) -> dict[str, object]:
+        """The fields that must be equal."""
         return {
             "fingerprint": self.fingerprint,
             "kv_type": self.kv_type,
@@ -82,7 +97,8 @@ class SavedState:
 
 @dataclass(frozen=True, slots=True)
 class SavedSequence:
-    """States in growing order, the last one of all ``tokens``; ``blocks`` by name."""
+    """States in growing order, the last one of all ``tokens``; ``blocks`` by name. An empty
+    sequence has none of them."""
 
     tokens: tuple[int, ...]
     states: tuple[SavedState, ...]
@@ -125,15 +141,15 @@ def unpack(raw: bytes, layout: SequenceFormat) -> SavedSequence:
     for key, expected in layout.header().items():
         if header.get(key) != expected:
             raise SequenceFileError(f"saved for another model or cache: {key} differs")
-    n_tokens = _count(header, "n_tokens", 1)
-    n_blocks = _count(header, "n_blocks", 1)
+    n_tokens = _count(header, "n_tokens")
+    n_blocks = _count(header, "n_blocks")
     tables = _tables(header.get("states"), n_tokens, n_blocks)
     state_nbytes = 4 * layout.state_shape[0] * layout.state_shape[1]
     sizes = (4 * n_tokens, len(tables) * state_nbytes, n_blocks * layout.block_nbytes)
     if offset + sum(sizes) + _DIGEST_NBYTES != len(raw):
         raise SequenceFileError("the file's size does not match its header")
     tokens = np.frombuffer(raw, "<i4", n_tokens, offset)
-    if tokens.min() < 0 or tokens.max() >= layout.n_vocab:
+    if not ((tokens >= 0) & (tokens < layout.n_vocab)).all():
         raise SequenceFileError("a token id is outside the vocabulary")
     shape = (len(tables), *layout.state_shape)
     values = np.frombuffer(raw, "<f4", int(np.prod(shape)), offset + sizes[0]).reshape(shape)
@@ -141,7 +157,7 @@ def unpack(raw: bytes, layout: SequenceFormat) -> SavedSequence:
     return SavedSequence(
         tuple(tokens.tolist()),
         tuple(SavedState(n, table, v) for (n, table), v in zip(tables, values, strict=True)),
-        dict(enumerate(blocks.reshape(n_blocks, -1))),
+        dict(enumerate(blocks.reshape(n_blocks, layout.block_nbytes))),
     )
 
 
@@ -165,9 +181,9 @@ def _read_header(raw: bytes) -> tuple[dict[str, Any], int]:
     return header, end
 
 
-def _count(header: dict[str, Any], key: str, low: int) -> int:
+def _count(header: dict[str, Any], key: str) -> int:
     value = header.get(key)
-    if type(value) is not int or not low <= value < 1 << 31:
+    if type(value) is not int or not 0 <= value < 1 << 31:
         raise SequenceFileError(f"header field {key} is not a count")
     return value
 
@@ -178,7 +194,7 @@ def _tables(states: Any, n_tokens: int, n_blocks: int) -> list[tuple[int, tuple[
         raise SequenceFileError("header field states is not a list of objects")
     tables = []
     for state in states:
-        n = _count(state, "n_tokens", 1)
+        n = _count(state, "n_tokens")
         blocks = state.get("blocks")
         if not isinstance(blocks, list) or len(blocks) != n_blocks_for(n):
             raise SequenceFileError("a state has the wrong number of blocks")
@@ -187,8 +203,8 @@ def _tables(states: Any, n_tokens: int, n_blocks: int) -> list[tuple[int, tuple[
         if len(set(blocks)) != len(blocks):
             raise SequenceFileError("a state names a block twice")
         tables.append((n, tuple(blocks)))
-    lengths = [n for n, _ in tables]
-    if lengths != sorted(set(lengths)) or not lengths or lengths[-1] != n_tokens:
+    lengths = [0, *(n for n, _ in tables)]
+    if lengths != sorted(set(lengths)) or lengths[-1] != n_tokens:
         raise SequenceFileError("the states do not grow up to the sequence's length")
     if {b for _, table in tables for b in table} != set(range(n_blocks)):
         raise SequenceFileError("a block belongs to no state")

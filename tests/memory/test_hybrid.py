@@ -5,7 +5,7 @@ import pytest
 from support.fake_model import LAYOUT, FakeModel
 
 from gguf_hybrid.memory.hybrid import HybridMemory, KVExhausted, MemorySizes
-from gguf_hybrid.memory.sequence_file import SequenceFileError
+from gguf_hybrid.memory.sequence_file import SavedSequence, SequenceFileError, pack, unpack
 from gguf_hybrid.step import BLOCK, Step
 
 
@@ -196,7 +196,7 @@ def saved(memory: HybridMemory, model: FakeModel) -> tuple[bytes, np.ndarray]:
     feed(memory, model, 0, ids[:256])
     checkpoint = memory.snapshot(0)
     feed(memory, model, 0, ids[256:])
-    raw = memory.save(0, ids.tolist(), LAYOUT, [checkpoint])
+    raw = pack(memory.save(0, ids.tolist(), [checkpoint]), LAYOUT)
     memory.release(checkpoint)
     return raw, ids
 
@@ -205,8 +205,9 @@ def test_saved_sequence_continues_elsewhere(memory: HybridMemory, model: FakeMod
     raw, ids = saved(memory, model)
     memory.clear()
     feed(memory, model, 3, tokens(400, 8))
-    loaded, checkpoints = memory.load(3, raw, LAYOUT)
-    assert loaded == tuple(ids.tolist()) and [c.n_tokens for c in checkpoints] == [256]
+    loaded = unpack(raw, LAYOUT)
+    checkpoints = memory.load(3, loaded)
+    assert loaded.tokens == tuple(ids.tolist()) and [c.n_tokens for c in checkpoints] == [256]
     b = tokens(3, 2)
     assert (feed(memory, model, 3, b) == fresh(model, ids[:256], ids[256:], b)).all()
     memory.restore(1, checkpoints[0])
@@ -219,11 +220,17 @@ def test_saved_file_holds_nothing_beyond_the_sequence(
 ) -> None:
     ids = tokens(30)
     feed(memory, model, 0, ids)
-    first = memory.save(0, ids.tolist(), LAYOUT)
+    first = pack(memory.save(0, ids.tolist()), LAYOUT)
     row = memory.plan(0, tokens(50, 7), 1)
     model.forward(Step((row,)), memory.store)
     memory.abandon([row])
-    assert memory.save(0, ids.tolist(), LAYOUT) == first
+    assert pack(memory.save(0, ids.tolist()), LAYOUT) == first
+
+
+def test_empty_sequence_can_be_saved_and_loaded(memory: HybridMemory, model: FakeModel) -> None:
+    feed(memory, model, 1, tokens(10))
+    assert memory.load(1, unpack(pack(memory.save(0, []), LAYOUT), LAYOUT)) == []
+    assert memory.n_tokens(1) == 0
 
 
 def test_damaged_file_changes_nothing(memory: HybridMemory, model: FakeModel) -> None:
@@ -236,7 +243,7 @@ def test_damaged_file_changes_nothing(memory: HybridMemory, model: FakeModel) ->
         damaged.append(raw[:at] + bytes([raw[at] ^ 1]) + raw[at + 1 :])
     for bad in damaged:
         with pytest.raises(SequenceFileError):
-            memory.load(2, bad, LAYOUT)
+            memory.load(2, unpack(bad, LAYOUT))
     assert pack_pool(memory) == before
     assert (feed(memory, model, 2, b) == fresh(model, ids, b)).all()
 
@@ -249,15 +256,15 @@ def test_file_too_long_for_the_memory_changes_nothing(
     feed(memory, model, 1, ids)
     before = pack_pool(memory)
     with pytest.raises(KVExhausted):
-        memory.load(1, file_of(BLOCK + 1, model), LAYOUT)
+        memory.load(1, saved_of(BLOCK + 1, model))
     assert pack_pool(memory) == before
     assert (feed(memory, model, 1, b) == fresh(model, ids, b)).all()
-    memory.load(1, file_of(BLOCK, model), LAYOUT)
+    memory.load(1, saved_of(BLOCK, model))
 
 
-def file_of(n: int, model: FakeModel) -> bytes:
+def saved_of(n: int, model: FakeModel) -> SavedSequence:
     sizes = MemorySizes(n_seq_max=1, n_live=8)
     memory = HybridMemory(model.new_store(sizes.store_spec("f32")), sizes)
     ids = tokens(n)
     feed(memory, model, 0, ids)
-    return memory.save(0, ids.tolist(), LAYOUT)
+    return memory.save(0, ids.tolist())

@@ -89,11 +89,15 @@ class FakeConfig:
 
 
 class FakeModel:
-    """``on_row`` is asked about each row before it runs; it may raise or return "nan"."""
+    """``on_row`` is asked about each row; it may raise or return "nan". ``rounds`` False makes
+    the state independent of cuts."""
 
-    def __init__(self, on_row: Callable[[Row], str | None] = lambda row: None) -> None:
+    def __init__(
+        self, on_row: Callable[[Row], str | None] = lambda row: None, rounds: bool = True
+    ) -> None:
         self.config = FakeConfig()
         self.on_row = on_row
+        self.rounds = rounds
         self.steps: list[Step] = []
 
     def new_store(self, spec: StoreSpec) -> FakeStore:
@@ -126,7 +130,7 @@ class FakeModel:
         for position, token in enumerate(row.tokens, row.start):
             state = (state * _FACTORS + 31 * int(token) + position + 1) % PRIME
             states.append(state)
-        if row.end % CHUNK:
+        if self.rounds and row.end % CHUNK:
             states[-1] = (states[-1] + 1) % PRIME
         return states
 
