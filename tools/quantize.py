@@ -1,4 +1,4 @@
-"""``gguf-hybrid quantize``: a float GGUF to a smaller one, byte for byte what llama-quantize writes.
+"""``gguf-hybrid quantize``: a float GGUF to a smaller one, byte for byte llama-quantize's.
 
 Slabs of rows are converted by a few threads and written in order, so memory stays far below the
 model's size. The conversion itself is compiled (`gguf_hybrid.cpu.quantizer`).
@@ -20,7 +20,7 @@ import numpy as np
 from tqdm import tqdm
 
 from gguf_hybrid.cpu.quantizer import NotFiniteError, load_quantizer, quantize_rows
-from gguf_hybrid.errors import ConfigError, GgufHybridError, GGUFError
+from gguf_hybrid.errors import ConfigError, GGUFError, GgufHybridError
 from gguf_hybrid.weights.ggml import GGMLType
 from gguf_hybrid.weights.metadata import Field, ValueType
 from gguf_hybrid.weights.reader import GGUFFile, TensorInfo, open_gguf

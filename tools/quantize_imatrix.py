@@ -7,8 +7,8 @@ without a header, which starts with a count of entries.
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
+from io import BufferedReader
 from pathlib import Path
-from typing import BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -63,7 +63,7 @@ def _from_gguf(path: Path, file: GGUFFile) -> ImportanceMatrix:
     for key in KEYS:
         if key not in file.fields:
             raise GGUFError(f"{path}: key {key} is missing")
-    entries = {}
+    entries: dict[str, NDArray[np.float32]] = {}
     for tensor_name, tensor in file.tensors.items():
         name = tensor_name.removesuffix(".in_sum2")
         if name == tensor_name:
@@ -84,30 +84,28 @@ def _from_legacy(path: Path) -> ImportanceMatrix:
     """i32 count; per entry i32 length and name, i32 calls, i32 n, f32[n]; then optionally i32
     chunks, i32 length and the data set's name."""
     with path.open("rb") as file:
-        entries = {}
+        entries: dict[str, NDArray[np.float32]] = {}
         for _ in range(_number(path, file)):
             name = _text(path, file)
             n_calls, n_values = _number(path, file), _number(path, file)
             raw = file.read(4 * n_values) if n_values > 0 else b""
             if len(raw) != 4 * n_values or not raw:
                 raise GGUFError(f"{path}: truncated in entry {name}")
-            values = np.frombuffer(raw, "<f4")
+            values = np.frombuffer(raw, np.float32)
             entries[name] = values / np.float32(n_calls) if n_calls > 0 else values
-        at_end = not file.peek(1)  # type: ignore[attr-defined]
-        n_chunks = 0 if at_end else _number(path, file)
-        at_end = not file.peek(1)  # type: ignore[attr-defined]
-        dataset = None if at_end else _text(path, file)
+        n_chunks = _number(path, file) if file.peek(1) else 0
+        dataset = _text(path, file) if file.peek(1) else None
     return ImportanceMatrix(path, entries, dataset or None, n_chunks)
 
 
-def _number(path: Path, file: BinaryIO) -> int:
+def _number(path: Path, file: BufferedReader) -> int:
     raw = file.read(4)
     if len(raw) != 4:
         raise GGUFError(f"{path}: not an importance matrix, or truncated")
     return int(struct.unpack("<i", raw)[0])
 
 
-def _text(path: Path, file: BinaryIO) -> str:
+def _text(path: Path, file: BufferedReader) -> str:
     length = _number(path, file)
     raw = file.read(length) if 0 <= length <= MAX_NAME else b""
     if len(raw) != length:

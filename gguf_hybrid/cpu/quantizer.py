@@ -6,15 +6,15 @@ not depend on how the rows are split.
 
 import ctypes
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from gguf_hybrid.errors import BackendError
 from gguf_hybrid.weights.ggml import GGMLType, row_nbytes
 
-BAD_TYPE, BAD_SIZE, NOT_FINITE = 1, 2, 3
+from .library import load
+
+NOT_FINITE = 3
 
 
 class NotFiniteError(ValueError):
@@ -24,16 +24,11 @@ class NotFiniteError(ValueError):
 @cache
 def load_quantizer() -> Any:
     """The library's entry point. Raises BackendError if this installation has no library."""
-    here = Path(__file__).parent
-    candidates = [*sorted(here.glob("*.so")), *sorted(here.glob("*.dylib"))]
-    for path in candidates:
-        function = getattr(ctypes.CDLL(str(path)), "ggh_quantize_rows", None)
-        if function is not None:
-            number, pointer, count = ctypes.c_int32, ctypes.c_void_p, ctypes.c_int64
-            function.argtypes = [number, pointer, number, pointer, count, count, pointer]
-            function.restype = number
-            return function
-    raise BackendError("quantize needs the compiled CPU library, which this installation lacks")
+    function = load().c.ggh_quantize_rows
+    number, pointer, count = ctypes.c_int32, ctypes.c_void_p, ctypes.c_int64
+    function.argtypes = [number, pointer, number, pointer, count, count, pointer]
+    function.restype = number
+    return function
 
 
 def quantize_rows(

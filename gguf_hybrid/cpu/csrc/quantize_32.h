@@ -159,12 +159,13 @@ GGH_INLINE void block_iq4_xs(const float *values, const float *importance, uint8
   for (int b = 0; b < 8; ++b) pack_nibbles(codes + kBlock * b, out + 8 + 16 * b);
 }
 
-// Q8_0: d, qs[32]. Ties away from zero.
+// Q8_0: d, qs[32]. Ties away from zero. A d so small that 1/d overflows is 0 as f16: codes 0.
 GGH_INLINE void block_q8_0(const float *x, uint8_t *out) {
   float size = 0;
   for (int i = 0; i < kBlock; ++i) size = size > std::fabs(x[i]) ? size : std::fabs(x[i]);
   const float d = size / 127;
-  const float inverse = d != 0 ? 1.f / d : 0.f;
+  float inverse = d != 0 ? 1.f / d : 0.f;
+  inverse = inverse <= FLT_MAX ? inverse : 0.f;
   store_half(to_half(d), out);
   for (int i = 0; i < kBlock; ++i) {
     const float value = x[i] * inverse;

@@ -2,19 +2,12 @@
 // each group still fills the vector unit. A vector holds element i of every group.
 //
 // Every expression here and in quantize_search.h keeps the order of llama.cpp's float operations,
-// and no multiply-add may be fused: the bytes written depend on the last bit.
+// and no multiply-add may be fused (-ffp-contract=off): the bytes depend on the last bit.
 #pragma once
 
 #include <cmath>
 #include <cstdint>
 #include <cstring>
-
-#if defined(__clang__)
-#pragma STDC FP_CONTRACT OFF
-#elif defined(__GNUC__)
-#pragma GCC optimize("fp-contract=off", "no-math-errno")
-#pragma GCC diagnostic ignored "-Wpsabi"
-#endif
 
 #define GGH_INLINE static inline __attribute__((always_inline))
 
