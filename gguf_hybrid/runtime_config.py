@@ -52,7 +52,9 @@ class RuntimeConfig:
     kv_unified_per_slot    cap of one slot's context, 0 = none
     n_batch, n_ubatch      tokens per iteration and per compute step
     cache_type_k/_v        ggml type names as given; unsupported ones are mapped by the runtime
-    n_threads              -1 = chosen by the backend
+    n_threads              CPU threads for steps of single tokens, -1 = chosen by the backend
+    n_threads_batch        the same for prompts, -1 = n_threads
+    arithmetic             "fast" (8-bit activations where llama.cpp has them) or "exact" (float32)
     n_gpu_layers           -1 = all that fit; 0 selects the CPU
     device                 "auto" or a device name of ``--list-devices``; "none" is the CPU
     fit                    shrink the context to the memory there is when ``n_ctx`` is 0
@@ -60,6 +62,7 @@ class RuntimeConfig:
     cache_ram_mib          prompt cache, -1 = no limit, 0 = off
     ctx_checkpoints        checkpoints per slot, 0 = off
     chat_template          template text that replaces the file's own
+    slots_debug            ``/slots`` shows texts
     sleep_idle_seconds     unload the model after so long without work, negative = never
     override_kv            metadata keys to replace before anything reads them
     """
@@ -75,6 +78,8 @@ class RuntimeConfig:
     cache_type_k: str = "f16"
     cache_type_v: str = "f16"
     n_threads: int = -1
+    n_threads_batch: int = -1
+    arithmetic: str = "fast"
     n_gpu_layers: int = -1
     device: str = "auto"
     fit: bool = True
@@ -90,6 +95,7 @@ class RuntimeConfig:
     override_kv: Mapping[str, OverrideValue] = field(default_factory=dict)
     chat_template: str | None = None
     jinja: bool = True
+    slots_debug: bool = False
     sleep_idle_seconds: float = -1
     embeddings: bool = False
     pooling: str | None = None

@@ -1,6 +1,7 @@
 """``gguf-hybrid-server``: llama-server's command line in, exit code out."""
 
 import asyncio
+import importlib
 import importlib.metadata
 import logging
 import os
@@ -14,7 +15,7 @@ from . import logs
 from .args import Arguments, bash_completion, parse, usage
 from .context import BUILD_INFO, Runtime
 from .model_source import cached_models, find_model
-from .process import Process
+from .process import OnFailure, Process
 
 log = logging.getLogger(__name__)
 
@@ -42,12 +43,12 @@ def main(argv: Sequence[str] | None = None, *, demo_without_model: bool = False)
     os._exit(code)
 
 
-def load_runtime(arguments: Arguments) -> Runtime:
-    """Find the file and load it; everything that imports MLX is imported here."""
-    path = find_model(arguments.server.source)
-    from gguf_hybrid.runtime import Runtime as LoadedRuntime
-
-    return LoadedRuntime.load(replace(arguments.runtime, model=path))
+async def load_runtime(arguments: Arguments, on_failure: OnFailure) -> Runtime:
+    """Find the file and load it. What imports MLX is imported here, off the event loop."""
+    path = await asyncio.to_thread(find_model, arguments.server.source)
+    module = await asyncio.to_thread(importlib.import_module, "gguf_hybrid.runtime")
+    runtime: Runtime = await module.Runtime.load(replace(arguments.runtime, model=path), on_failure)
+    return runtime
 
 
 def _printed(action: str) -> str:

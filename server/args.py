@@ -56,7 +56,7 @@ def parse(
             "error: no model: give a file with -m FILE, a repository with -hf USER/REPO,"
             " or --demo for the embedded one"
         )
-    runtime = _runtime_config(settings)
+    runtime = _runtime_config(settings, environ)
     return Arguments(action, server, runtime, tuple(settings.warnings))
 
 
@@ -110,7 +110,7 @@ def _server_config(settings: Settings) -> ServerConfig:
     return server
 
 
-def _runtime_config(settings: Settings) -> RuntimeConfig:
+def _runtime_config(settings: Settings, environ: Mapping[str, str]) -> RuntimeConfig:
     runtime = settings.section("runtime")
     for name in ("cache_type_k", "cache_type_v"):
         if runtime.get(name, "f16") not in _STORED_KV_TYPES:
@@ -119,6 +119,7 @@ def _runtime_config(settings: Settings) -> RuntimeConfig:
             runtime[name] = "f16"
     return RuntimeConfig(
         model="",
+        slots_debug=bool(environ.get("LLAMA_SERVER_SLOTS_DEBUG")),
         **runtime,  # type: ignore[arg-type]
         rope=RopeConfig(**settings.section("rope")),  # type: ignore[arg-type]
         speculative=_speculative_config(settings),

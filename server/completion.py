@@ -8,15 +8,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from gguf_hybrid.engine.request import Request
-from gguf_hybrid.sampling.chain import Sampler, TokenConstraint
+from gguf_hybrid.errors import RequestError
+from gguf_hybrid.sampling.chain import Sampler
+from gguf_hybrid.sampling.constraint import Trigger
+from gguf_hybrid.sampling.grammar import Grammar
 from gguf_hybrid.text.stop import TextReader
 
 from .context import Loaded
-from .errors import not_supported
 from .results import Json, generation_settings, slot_params
 from .schema import CompletionParams
 
 Ids = tuple[int, ...]
+
+# llama.cpp's numbers for kinds of triggers.
+_TRIGGER_TOKEN, _TRIGGER_WORD = 0, 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,48 +39,54 @@ def make_completions(
     params: CompletionParams,
     prompts: Sequence[Ids],
     *,
+    grammar: Grammar | None = None,
     kind: str = "completion",
     boundaries: tuple[int, ...] = (),
 ) -> list[list[Completion]]:
-    """By prompt and choice. RequestError where sampler settings or a grammar cannot be used."""
+    """By prompt and choice. RequestError where sampler settings or a grammar cannot be used.
+
+    Compiles the grammar, which may take a while: call it off the event loop.
+    """
+    maker = _Maker(loaded, params, grammar, kind, boundaries)
     return [
-        [
-            _make(loaded, params, prompt, at * params.n_cmpl + choice, choice, kind, boundaries)
-            for choice in range(params.n_cmpl)
-        ]
+        [maker.make(prompt, at * params.n_cmpl + k, k) for k in range(params.n_cmpl)]
         for at, prompt in enumerate(prompts)
     ]
 
 
-def _make(
-    loaded: Loaded,
-    params: CompletionParams,
-    prompt: Ids,
-    index: int,
-    choice: int,
-    kind: str,
-    boundaries: tuple[int, ...],
-) -> Completion:
-    if choice:  # completion k of a prompt draws with seed + k
-        sampling = replace(params.sampling, seed=_seed_of_choice(params.sampling.seed, choice))
-        params = replace(params, sampling=sampling)
-    settings = generation_settings(params, loaded.tokenizer, loaded.runtime.speculative_types)
-    sampler = Sampler(params.sampling, loaded.runtime.sampling_vocab, _constraint(loaded, params))
-    request = Request(
-        id=loaded.next_id(),
-        prompt=prompt,
-        sampler=sampler,
-        reader=_reader(loaded, params),
-        n_predict=_n_predict(loaded, params),
-        id_slot=params.id_slot,
-        cache_prompt=params.cache_prompt,
-        return_progress=params.return_progress,
-        t_max_predict_ms=params.t_max_predict_ms,
-        boundaries=boundaries,
-        kind=kind,
-        echo=slot_params(settings),
-    )
-    return Completion(index, request, params, settings)
+@dataclass(frozen=True, slots=True)
+class _Maker:
+    """What all choices of a request have in common."""
+
+    loaded: Loaded
+    params: CompletionParams
+    grammar: Grammar | None
+    kind: str
+    boundaries: tuple[int, ...]
+
+    def make(self, prompt: Ids, index: int, choice: int) -> Completion:
+        """Choice number ``choice`` of a prompt; it draws with the seed + ``choice``."""
+        loaded, params = self.loaded, self.params
+        if choice:
+            sampling = replace(params.sampling, seed=_seed_of_choice(params.sampling.seed, choice))
+            params = replace(params, sampling=sampling)
+        settings = generation_settings(params, loaded.tokenizer, loaded.runtime.speculative_types)
+        constraint = None if self.grammar is None else self.grammar.start(loaded.grammar_vocab)
+        request = Request(
+            id=loaded.next_id(),
+            prompt=prompt,
+            sampler=Sampler(params.sampling, loaded.runtime.sampling_vocab, constraint),
+            reader=_reader(loaded, params),
+            n_predict=_n_predict(loaded, params),
+            id_slot=params.id_slot,
+            cache_prompt=params.cache_prompt,
+            return_progress=params.return_progress,
+            t_max_predict_ms=params.t_max_predict_ms,
+            boundaries=self.boundaries,
+            kind=self.kind,
+            echo=slot_params(settings),
+        )
+        return Completion(index, request, params, settings)
 
 
 def _seed_of_choice(seed: int, choice: int) -> int:
@@ -98,8 +109,27 @@ def _n_predict(loaded: Loaded, params: CompletionParams) -> int:
     return 1 if asked == 0 else asked
 
 
-def _constraint(loaded: Loaded, params: CompletionParams) -> TokenConstraint | None:
-    """The grammar or schema that binds the output."""
-    if not params.sampling.grammar and params.json_schema is None:
-        return None
-    raise not_supported("grammar and json_schema are not supported")
+def own_grammar(loaded: Loaded, params: CompletionParams) -> Grammar | None:
+    """What the request's own ``grammar`` or ``json_schema`` asks for; the grammar wins."""
+    sampling = params.sampling
+    if sampling.grammar:
+        triggers = tuple(_trigger(loaded, params, trigger) for trigger in params.grammar_triggers)
+        active = triggers if sampling.grammar_lazy else ()
+        return Grammar.from_gbnf(sampling.grammar, active, loaded.token_id)
+    if params.json_schema is not None:
+        return Grammar.from_schema(params.json_schema)
+    return None
+
+
+def _trigger(loaded: Loaded, params: CompletionParams, trigger: object) -> Trigger:
+    """A ``grammar_triggers`` entry: a word, or a token by its text."""
+    fields = trigger if isinstance(trigger, dict) else {}
+    kind, word = fields.get("type"), fields.get("value")
+    if kind not in (_TRIGGER_TOKEN, _TRIGGER_WORD) or not isinstance(word, str) or not word:
+        raise RequestError("Field 'grammar_triggers': only word and token triggers are supported")
+    ids = loaded.tokenizer.encode(word)
+    if len(ids) > 1:
+        return Trigger(text=word)
+    if ids[0] not in params.preserved_tokens:
+        raise RequestError(f"Grammar trigger word should be marked as preserved token: {word}")
+    return Trigger(token=ids[0])

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 from aiohttp import web
 
 from gguf_hybrid.engine.request import Counters, SlotView
+from gguf_hybrid.sampling.constraint import GrammarVocab
 from gguf_hybrid.sampling.params import SamplingParams
 from gguf_hybrid.sampling.vocab import SamplingVocab
 from gguf_hybrid.text.template import ChatTemplate
@@ -33,10 +34,6 @@ BUILD_INFO = "b11434-gguf-hybrid"
 
 class EngineWorker(Worker, Protocol):
     """The engine as handlers see it; every call returns at once or is awaited off the loop."""
-
-    async def failed(self) -> BaseException:
-        """Returns when the engine has stopped by itself, with the reason."""
-        ...
 
     def slots(self) -> Sequence[SlotView]: ...
 
@@ -82,7 +79,7 @@ class Runtime(Protocol):
     speculative_types: str
     """As echoed: "none", or "none,draft-mtp"."""
 
-    def close(self, timeout: float) -> None:
+    async def close(self, timeout: float) -> object:
         """Stop the engine; give up waiting after ``timeout`` seconds."""
         ...
 
@@ -107,6 +104,18 @@ class Loaded:
     @property
     def model_name(self) -> str:
         return self.config.model_name
+
+    @cached_property
+    def grammar_vocab(self) -> GrammarVocab:
+        """Made by the first request that has a grammar."""
+        words = self.tokenizer
+        pieces = [words.token_bytes(i) for i in range(words.n_vocab)]
+        return GrammarVocab(pieces, words.special.control, words.eog_ids)
+
+    def token_id(self, text: str) -> int | None:
+        """The one token that spells ``text``, if there is one."""
+        ids = self.tokenizer.encode(text)
+        return ids[0] if len(ids) == 1 else None
 
     def next_id(self) -> int:
         """A request id that was not given out before."""

@@ -62,6 +62,11 @@ class Flag:
             return None
         return self.env.replace("LLAMA_ARG_", "LLAMA_ARG_NO_")
 
+    @property
+    def variables(self) -> tuple[str, ...]:
+        """Its variables, the one that switches it off first."""
+        return tuple(name for name in (self.off_env, self.env) if name is not None)
+
 
 def _names(spellings: str) -> tuple[str, ...]:
     return tuple(spellings.split())

@@ -156,6 +156,20 @@ MODEL_FLAGS: tuple[Flag, ...] = (
         "THREADS",
     ),
     value(
+        "-tb --threads-batch",
+        "runtime.n_threads_batch",
+        integer,
+        "N",
+        "CPU threads for prompts (default: as --threads)",
+    ),
+    value(
+        "--arithmetic",
+        "runtime.arithmetic",
+        choice("--arithmetic", "fast", "exact"),
+        "MODE",
+        "CPU: fast rounds activations as llama.cpp does, exact computes in float32",
+    ),
+    value(
         "-ngl --gpu-layers --n-gpu-layers",
         "runtime.n_gpu_layers",
         gpu_layers,
@@ -212,7 +226,6 @@ MODEL_FLAGS: tuple[Flag, ...] = (
         "KEY=TYPE:VALUE",
         "replace metadata; types int, float, bool, str",
     ),
-    ignored("-tb --threads-batch", "N"),
     ignored("-C --cpu-mask", "M"),
     ignored("-Cr --cpu-range", "LO-HI"),
     ignored("--cpu-strict", "0|1"),

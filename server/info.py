@@ -3,7 +3,6 @@
 None of them waits for the engine: they read what it last published.
 """
 
-import os
 import time
 from dataclasses import asdict
 
@@ -174,7 +173,7 @@ def _slot(model: Loaded, view: SlotView) -> Json:
             }
         ],
     }
-    if os.environ.get("LLAMA_SERVER_SLOTS_DEBUG"):  # others' texts are shown only when asked for
+    if view.prompt or view.generated:  # others' texts are there only when asked for
         shown |= {"prompt": model.tokenizer.detokenize(view.prompt), "generated": view.generated}
     return shown
 

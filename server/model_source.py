@@ -3,14 +3,13 @@
 import os
 import re
 from collections.abc import Sequence
-from importlib.resources import files
 from pathlib import Path
 
+from gguf_hybrid.demo import demo_path
 from gguf_hybrid.errors import ConfigError
 
 from .config import ModelSource
 
-DEMO_FILE = "qwen35moe-tiny-Q4_K_M.gguf"
 _DEFAULT_QUANT = "Q4_K_M"
 _LATER_SHARD = re.compile(r"-(?!00001)\d{5}-of-\d{5}\.gguf$")
 
@@ -26,7 +25,7 @@ def find_model(source: ModelSource) -> str:
         return source.path
     if source.hf_repo is not None:
         return _from_hub(source, source.hf_repo)
-    return str(files("gguf_hybrid.demo") / DEMO_FILE)
+    return str(demo_path())
 
 
 def choose_file(names: Sequence[str], quant: str | None) -> str | None:

@@ -1,5 +1,6 @@
 """llama.cpp's own routes for generating and for tokens."""
 
+import asyncio
 from collections.abc import Iterable, Sequence
 
 from aiohttp import web
@@ -9,22 +10,20 @@ from gguf_hybrid.errors import RequestError
 
 from .answer import Frame, answer, error_frame
 from .chat_prompt import chat_input
-from .completion import Completion, make_completions
+from .completion import Completion, make_completions, own_grammar
 from .context import Loaded, loaded
 from .errors import json_response
 from .jsontext import parse_object, required, type_error
 from .prompts import tokenize_prompts
 from .results import Json, NativeChoice
 from .routes import Route, post
+from .schema import CompletionParams
 
 
 async def completion(request: web.Request) -> web.StreamResponse:
     body = parse_object(await request.read())
     model = loaded(request)
-    prompt = required(body, "prompt")
-    params = model.schema.read(body)
-    prompts = tokenize_prompts(model.tokenizer, prompt)
-    completions = make_completions(model, params, prompts)
+    params, completions = await asyncio.to_thread(_prepare, model, body)
     return await answer(
         request,
         model.worker,
@@ -33,6 +32,15 @@ async def completion(request: web.Request) -> web.StreamResponse:
         stream=params.stream,
         ping_interval=params.sse_ping_interval,
     )
+
+
+def _prepare(model: Loaded, body: Json) -> tuple[CompletionParams, list[list[Completion]]]:
+    """Everything that takes time with long prompts and grammars."""
+    prompt = required(body, "prompt")
+    params = model.schema.read(body)
+    prompts = tokenize_prompts(model.tokenizer, prompt)
+    grammar = own_grammar(model, params)
+    return params, make_completions(model, params, prompts, grammar=grammar)
 
 
 class NativeAnswer:

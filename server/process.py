@@ -1,7 +1,7 @@
 """The life of the server process: listen, load, serve, stop.
 
-The listener is up before the model is loaded, and the model is loaded on a thread of its own, so
-that ``/health`` can say "loading" meanwhile. The first signal ends it with exit code 0, a second
+The listener is up before the model is loaded, and loading happens on other threads, so that
+``/health`` can say "loading" meanwhile. The first signal ends it with exit code 0, a second
 one at once with 1; an engine that stops by itself ends it with an error.
 """
 
@@ -9,8 +9,7 @@ import asyncio
 import logging
 import os
 import signal
-import threading
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 from aiohttp import web
@@ -28,7 +27,8 @@ log = logging.getLogger(__name__)
 SHUTDOWN_SECONDS = 1.0
 """How long running answers may take to notice that they are cancelled."""
 
-Load = Callable[[Arguments], Runtime]
+OnFailure = Callable[[BaseException], None]
+Load = Callable[[Arguments, OnFailure], Coroutine[Any, Any, Runtime]]
 
 
 class Process:
@@ -38,6 +38,7 @@ class Process:
         self._arguments = arguments
         self._load = load
         self._context = Context(arguments.server)
+        self._runtime: Runtime | None = None
         self._stop = asyncio.Event()
         self._signals = 0
 
@@ -61,54 +62,30 @@ class Process:
             return 1
         finally:
             await runner.cleanup()
-            if self._context.model is not None:
-                self._context.model.runtime.close(timeout=SHUTDOWN_SECONDS)
+            if self._runtime is not None:
+                await self._runtime.close(timeout=SHUTDOWN_SECONDS)
 
     async def _serve(self) -> int:
         stopped: asyncio.Future[Any] = asyncio.create_task(self._stop.wait())
-        loading: asyncio.Future[Any] = self._start_loading()
+        loading: asyncio.Future[Any] = asyncio.create_task(
+            self._load(self._arguments, self._on_failure)
+        )
         await asyncio.wait({stopped, loading}, return_when=asyncio.FIRST_COMPLETED)
         if not loading.done():
+            loading.cancel()
             return 0
-        model = Loaded(loading.result(), self._arguments.server)
+        self._runtime = loading.result()
+        model = Loaded(self._runtime, self._arguments.server)
         self._context.model = model
         self._announce(model)
-        failed: asyncio.Future[Any] = asyncio.create_task(model.worker.failed())
-        await asyncio.wait({stopped, failed}, return_when=asyncio.FIRST_COMPLETED)
-        if not failed.done():
-            failed.cancel()
-            return 0
-        self._context.failure = str(failed.result())
+        await stopped
+        return 0 if self._context.failure is None else 1
+
+    def _on_failure(self, error: BaseException) -> None:
+        """The engine has stopped by itself: say so, and end."""
+        self._context.failure = f"{type(error).__name__}: {error}"
         log.error("the engine has stopped: %s", self._context.failure)
-        return 1
-
-    def _start_loading(self) -> asyncio.Future[Runtime]:
-        """Load on a daemon thread: a signal must not wait for a model nobody wants any more."""
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[Runtime] = loop.create_future()
-
-        def deliver(runtime: Runtime | None, error: BaseException | None) -> None:
-            if future.cancelled():
-                return
-            if error is not None:
-                future.set_exception(error)
-            else:
-                assert runtime is not None
-                future.set_result(runtime)
-
-        def load() -> None:
-            try:
-                outcome: tuple[Runtime | None, BaseException | None] = (
-                    self._load(self._arguments),
-                    None,
-                )
-            except BaseException as error:  # re-raised where the result is awaited
-                outcome = (None, error)
-            if not loop.is_closed():
-                loop.call_soon_threadsafe(deliver, *outcome)
-
-        threading.Thread(target=load, name="load", daemon=True).start()
-        return future
+        self._stop.set()
 
     def _announce(self, model: Loaded) -> None:
         limits = model.runtime.limits

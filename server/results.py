@@ -57,7 +57,7 @@ def generation_settings(params: CompletionParams, tokenizer: Tokenizer, types: s
         "generation_prompt": params.generation_prompt,
         "speculative.types": types,
         "timings_per_token": params.timings_per_token,
-        "lora": [],
+        "lora": [{"id": id, "scale": scale} for id, scale in params.lora],
     }
     return {name: shown[name] for name in _ORDER}
 

@@ -78,6 +78,7 @@ class CompletionParams:
     chat_format: str = "Content-only"
     reasoning_format: str = "deepseek"
     reasoning_control: bool = False
+    lora: tuple[tuple[int, float], ...] = ()
     generation_prompt: str = ""
 
     @property
@@ -122,7 +123,8 @@ class CompletionSchema:
             changes["preserved_tokens"] = self._preserved(given["preserved_tokens"])
         if "grammar_triggers" in given:
             changes["grammar_triggers"] = _triggers(given["grammar_triggers"])
-        _check_lora(given)
+        if "lora" in given:
+            changes["lora"] = _lora(given["lora"])
         return replace(self.defaults, **changes)
 
     def _sampling(self, given: Mapping[str, object]) -> SamplingParams:
@@ -285,8 +287,12 @@ def _triggers(value: object) -> tuple[object, ...]:
     return tuple(value)
 
 
-def _check_lora(given: Mapping[str, object]) -> None:
-    if "lora" in given and not isinstance(given["lora"], list):
-        raise _field_error(
-            "lora", "Error: 'lora' must be an array of objects with 'id' and 'scale' fields"
-        )
+def _lora(value: object) -> tuple[tuple[int, float], ...]:
+    """(id, scale) of each entry. There are no adapters; the list is only echoed."""
+    entries: list[Any] = value if isinstance(value, list) else [None]
+    for entry in entries:
+        if not (isinstance(entry, dict) and isinstance(entry.get("id"), int)):
+            raise _field_error(
+                "lora", "Error: 'lora' must be an array of objects with 'id' and 'scale' fields"
+            )
+    return tuple((entry["id"], float(entry.get("scale", 0.0))) for entry in entries)

@@ -58,10 +58,10 @@ def read_files(settings: Settings, paths: Iterable[Path]) -> None:
 def read_environment(settings: Settings, environ: Mapping[str, str]) -> None:
     """``LLAMA_ARG_X``, and ``LLAMA_ARG_NO_X`` for what can be switched off."""
     for flag in FLAGS:
-        if flag.off_env is not None and flag.off_env in environ:
-            settings.put(flag, [False])
-        elif flag.env is not None and flag.env in environ:
-            _read_variable(settings, flag, flag.env, environ[flag.env])
+        for variable in flag.variables:
+            if variable in environ:
+                _read_variable(settings, flag, variable, environ[variable])
+                break
 
 
 def read_arguments(
@@ -85,7 +85,7 @@ def read_arguments(
             settings.put(flag, gathered[flag])
         except ValueError as error:
             raise ConfigError(f'error while handling argument "{name}": {error}') from error
-        if flag.env in environ or flag.off_env in environ:
+        if any(variable in environ for variable in flag.variables):
             settings.warnings.append(f"{flag.env} is set, but {name} on the command line counts")
 
 
@@ -102,7 +102,9 @@ def _argument_value(flag: Flag, name: str, rest: Iterator[str]) -> object:
 
 def _read_variable(settings: Settings, flag: Flag, name: str, text: str) -> None:
     try:
-        if flag.read is not None:
+        if name == flag.off_env:
+            settings.put(flag, [False])
+        elif flag.read is not None:
             settings.put(flag, [flag.read(text)])
         elif flag.off:
             settings.put(flag, [boolean(text)])

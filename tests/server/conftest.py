@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
-
 from gguf_hybrid.server.app import create_app
 from gguf_hybrid.server.config import ServerConfig
 from gguf_hybrid.server.context import Context, Loaded

@@ -156,10 +156,6 @@ class FakeWorker:
     def counters(self) -> Counters:
         return self.totals
 
-    async def failed(self) -> BaseException:
-        await asyncio.Event().wait()
-        raise AssertionError("unreachable")
-
 
 class FakeRuntime:
     """What the server sees of a loaded model."""
@@ -180,5 +176,5 @@ class FakeRuntime:
         self.info = SimpleNamespace(path=str(MODEL), ftype="Q4_K_M", n_params=8878384, size=5)
         self.limits = SimpleNamespace(n_slots=2, n_ctx=N_CTX)
 
-    def close(self, timeout: float) -> None:
+    async def close(self, timeout: float) -> None:
         """Nothing runs."""
