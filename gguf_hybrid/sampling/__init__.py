@@ -1,1 +1,1 @@
-"""Logits to a token id, in NumPy: settings, the chain of samplers, and constraints on the output."""
+"""Logits to a token id, in NumPy: settings, the chain of samplers, constraints on the output."""

@@ -1,9 +1,9 @@
 """A request's sampler: raw logits of one position in, one token out.
 
-Order: constraint mask → logit bias → the samplers as listed → pick. Masking before sampling
-departs from llama-server, which samples, rejects and samples again: the same tokens are possible,
-and the probabilities are those of the allowed tokens. Everything a draw depends on lives in here,
-so a seed repeats at any batch width.
+Order: reasoning budget → constraint mask → logit bias → the samplers as listed → pick. Masking
+before sampling departs from llama-server, which samples, rejects and samples again: the same
+tokens are possible, and the probabilities are those of the allowed tokens. Everything a draw
+depends on lives in here, so a seed repeats at any batch width.
 """
 
 from collections.abc import Callable, Iterable
@@ -26,6 +26,7 @@ from .params import SamplingParams
 from .penalties import LogitBias, Penalties
 from .pickers import AdaptiveP, Dist, Mirostat, Picker
 from .probs import TokenProbs, drawn_probs, model_probs
+from .reasoning_budget import ReasoningBudget
 from .vocab import SamplingVocab
 
 Stage = Callable[[Candidates], Candidates]
@@ -36,7 +37,7 @@ _KEEPS_PEAK = frozenset({"top_n_sigma", "top_k", "top_p", "min_p", "temperature"
 
 
 class TokenConstraint(Protocol):
-    """What may come next; see ``grammar``."""
+    """What may come next; ``constraint`` has the implementations."""
 
     def prepare_mask(self) -> None:
         """Starts or does the work of ``mask``; may run on any one thread."""
@@ -64,10 +65,12 @@ class Sampler:
         params: SamplingParams,
         vocab: SamplingVocab,
         constraint: TokenConstraint | None = None,
+        budget: ReasoningBudget | None = None,
     ) -> None:
         """Raises RequestError for settings llama-server refuses."""
         self.params = params.resolved()
         self.constraint = constraint
+        self.budget = budget
         self._vocab = vocab
         seed = fresh_seed(self.params.seed)
         self._xtc_draws = Draws(seed)
@@ -88,6 +91,8 @@ class Sampler:
         """A token became part of the output."""
         self._remember(token)
         self._picker.accept(token)
+        if self.budget:
+            self.budget.accept(token)
         if self.constraint:
             self.constraint.accept(token)
 
@@ -102,16 +107,23 @@ class Sampler:
             raise StepError(f"logits have shape {logits.shape}, not [{self._vocab.n_vocab}]")
         if not np.isfinite(logits.max()):
             raise StepError("the model produced logits that are not finite")
-        candidates = self._biased(self._allowed(logits))
+        mask = self.constraint.mask() if self.constraint else None
+        candidates = self._forced(mask) or self._biased(self._allowed(logits, mask))
         for stage in self._stages:
             candidates = stage(candidates)
         candidates, position = self._picker.pick(candidates)
         token = int(candidates.ids[position])
         return Sampled(token, self._report(logits, candidates, position))
 
-    def _allowed(self, logits: FloatArray) -> Candidates:
+    def _forced(self, mask: NDArray[np.bool_] | None) -> Candidates | None:
+        """The one token that ends the reasoning, unless a grammar binds the reasoning too."""
+        token = self.budget.forced if self.budget else None
+        if token is None or (mask is not None and not mask[token]):
+            return None
+        return Candidates(np.array([token]), np.zeros(1, dtype=np.float32), is_sorted=True)
+
+    def _allowed(self, logits: FloatArray, mask: NDArray[np.bool_] | None) -> Candidates:
         everything = Candidates(self._vocab.ids, logits, is_full=True)
-        mask = self.constraint.mask() if self.constraint else None
         if mask is None:
             return everything
         allowed = everything.take(np.flatnonzero(mask))

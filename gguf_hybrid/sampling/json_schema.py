@@ -1,0 +1,143 @@
+"""JSON schemas as llguidance rules, and the check that nothing in them is silently left out.
+
+llguidance refuses most of what it cannot enforce and takes unknown keywords for annotations; the
+walk here refuses every validation keyword it does not enforce, by name and place.
+"""
+
+import copy
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from gguf_hybrid.errors import RequestError
+
+from .lark import OPTIONS
+
+# At most one blank, or one or two line ends with an indent, as llama.cpp's own grammars have it:
+# a model cannot go on producing white space for ever.
+WHITESPACE = r"[ ]|\n{1,2}[ \t]{0,20}"
+_COMPILER = {"whitespace_pattern": WHITESPACE, "lenient": False}
+
+TYPES = frozenset({"string", "number", "integer", "boolean", "null", "array", "object"})
+
+UNSUPPORTED = frozenset(
+    {
+        *("if", "then", "else", "not", "contains", "minContains", "maxContains", "uniqueItems"),
+        *("dependencies", "dependentRequired", "dependentSchemas", "propertyNames"),
+        *("unevaluatedProperties", "unevaluatedItems", "additionalItems", "contentSchema"),
+        *("$dynamicRef", "$recursiveRef"),
+    }
+)
+
+# Forms of them that ask for nothing, as generators of schemas like to write them.
+_VACUOUS: dict[str, tuple[object, ...]] = {
+    "uniqueItems": (False,),
+    "propertyNames": (True, {}, {"type": "string"}),
+}
+
+# Keywords whose value is a schema, a list of schemas, or schemas by name.
+_ONE = ("items", "additionalProperties")
+_LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
+_MAPS = ("properties", "patternProperties", "$defs", "definitions")
+
+Schema = dict[str, Any]
+
+
+def schema_error(path: str, reason: str) -> RequestError:
+    """The 400 of a schema; words and line break are llama.cpp's."""
+    return RequestError(f"JSON schema conversion failed:\nJSON schema error at {path}: {reason}")
+
+
+def json_rule(schema: object) -> str:
+    """``%json …``: a Lark expression for the values of ``schema``.
+
+    ``{}`` means any object. Raises RequestError for a schema that could not be enforced in full.
+    """
+    meant = enforceable(schema) or {"type": "object"}
+    return "%json " + json.dumps({**meant, "x-guidance": _COMPILER})
+
+
+def lark_of_schema(schema: object) -> str:
+    """A grammar whose whole output is one value of ``schema``."""
+    return f"{OPTIONS}start: {json_rule(schema)}\n"
+
+
+def enforceable(schema: object) -> Schema:
+    """A copy of ``schema`` without keywords that ask for nothing.
+
+    Raises RequestError at the first keyword, type or reference that cannot be enforced.
+    """
+    if not isinstance(schema, dict):
+        raise schema_error("#", "schema must be an object")
+    schema = copy.deepcopy(schema)
+    for path, part in _walk(schema):
+        for key in sorted(UNSUPPORTED & part.keys()):
+            if part.pop(key) not in _VACUOUS.get(key, ()):
+                raise schema_error(path, f"unsupported keyword {key!r}")
+        _check_types(path, part)
+        if "$ref" in part:
+            _check_ref(path, part["$ref"])
+        if isinstance(part.get("items"), list):
+            raise schema_error(path, "unsupported keyword 'items' with a list")
+    return schema
+
+
+def _walk(schema: Schema) -> Iterator[tuple[str, Schema]]:
+    """Every subschema with its place; a value in a schema's place that is none is an error."""
+    stack: list[tuple[str, Any]] = [("#", schema)]
+    seen: set[int] = set()
+    while stack:
+        path, part = stack.pop()
+        if isinstance(part, bool) or id(part) in seen:
+            continue
+        seen.add(id(part))
+        if not isinstance(part, dict):
+            raise schema_error(path, "schema must be an object")
+        yield path, part
+        if "$ref" in part:
+            stack.append((part["$ref"], resolve(path, part["$ref"], schema)))
+        stack += [(f"{path}/{key}", part[key]) for key in _ONE if key in part]
+        for key in _LISTS:
+            stack += [(f"{path}/{key}/{i}", one) for i, one in enumerate(_list(path, key, part))]
+        for key in _MAPS:
+            stack += [(f"{path}/{key}/{name}", one) for name, one in _map(path, key, part)]
+
+
+def _list(path: str, key: str, part: Schema) -> list[Any]:
+    value = part.get(key, [])
+    if not isinstance(value, list):
+        raise schema_error(path, f"{key} must be a list")
+    return value
+
+
+def _map(path: str, key: str, part: Schema) -> list[tuple[str, Any]]:
+    value = part.get(key, {})
+    if not isinstance(value, dict):
+        raise schema_error(path, f"{key} must be an object")
+    return list(value.items())
+
+
+def _check_types(path: str, part: Schema) -> None:
+    types = part.get("type", [])
+    for name in types if isinstance(types, list) else [types]:
+        if name not in TYPES:
+            raise schema_error(path, f"unrecognized type {name}")
+
+
+def _check_ref(path: str, ref: object) -> None:
+    if not isinstance(ref, str) or (ref != "#" and not ref.startswith("#/")):
+        raise schema_error(path, f"unsupported $ref {ref}")
+
+
+def resolve(path: str, ref: str, root: Schema) -> Any:
+    """What a local reference such as ``#/$defs/x`` points at."""
+    target: Any = root
+    for key in ref.removeprefix("#").split("/")[1:]:
+        key = key.replace("~1", "/").replace("~0", "~")
+        if isinstance(target, list) and key.isdigit() and int(key) < len(target):
+            target = target[int(key)]
+        elif isinstance(target, dict) and key in target:
+            target = target[key]
+        else:
+            raise schema_error(path, f"cannot resolve $ref {ref}, {key} not found")
+    return target
