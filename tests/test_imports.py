@@ -13,6 +13,7 @@ LEVELS: tuple[frozenset[str], ...] = (
     frozenset({"backend", "cpu", "metal"}),
     frozenset({"model"}),
     frozenset({"engine"}),
+    frozenset({"fit"}),
     frozenset({"runtime"}),
     frozenset({"server", "tools"}),
     frozenset({"cli"}),

@@ -1,13 +1,14 @@
 """What the model asks of a compute backend: coarse operations, so that kernels can fuse.
 
-The model (``gguf_hybrid.model``) is written once against these operations; the plain MLX backend is
-the reference, the compiled CPU backend and the GPU kernels must agree with it. Activations ``x`` are
-opaque to the model: float32 [n_tokens, n_embd] in whatever array type the backend computes with.
-Weights are opaque too: ``prepare_*`` makes the layout the backend wants and may drop the source.
+The model (``gguf_hybrid.model``) is written once against these operations; the plain MLX backend
+is the reference, the compiled CPU backend and the GPU kernels must agree with it. Activations ``x``
+are opaque to the model: float32 [n_tokens, n_embd] in whatever array type the backend computes
+with. Weights are opaque too: ``prepare_*`` makes the layout the backend wants and may drop the
+source.
 
-Bit-identity: every operation computes each row of a step as if it were alone. One accumulation order
-per weight type whatever the row count, expert outputs summed in rank order, attention split by the
-row's own length only, delta-rule chunks at absolute multiples of ``CHUNK``.
+Bit-identity: every operation computes each row of a step as if it were alone. One accumulation
+order per weight type whatever the row count, expert outputs summed in rank order, attention split
+by the row's own length only, delta-rule chunks at absolute multiples of ``CHUNK``.
 """
 
 from collections.abc import Mapping
@@ -70,4 +71,3 @@ class Backend(Protocol):
     def logits(self, head: Any, x: Any, plan: Any) -> Floats:
         """Evaluate the step. float32 [n_logits, n_vocab] on the host, rows of ``logit_index``."""
         ...
-

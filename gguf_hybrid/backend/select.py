@@ -5,14 +5,18 @@ and put their library in the same place, so exactly one may be installed. Nothin
 before it has to.
 """
 
+import logging
 import sys
 from importlib.metadata import PackageNotFoundError, version
 
 from gguf_hybrid.config import ModelConfig
+from gguf_hybrid.cpu import library
 from gguf_hybrid.errors import BackendError
 from gguf_hybrid.runtime_config import RuntimeConfig
 
 from .base import Backend
+
+log = logging.getLogger(__name__)
 
 BACKENDS = {"mlx-cpu": "cpu", "mlx-cuda-12": "cuda", "mlx-cuda-13": "cuda", "mlx-metal": "metal"}
 
@@ -56,15 +60,19 @@ def wants_cpu(config: RuntimeConfig) -> bool:
     return asked or require_backend() == "cpu"
 
 
+def compiled_cpu(config: RuntimeConfig) -> bool:
+    """Whether the compiled CPU library will compute."""
+    return wants_cpu(config) and library.find() is not None
+
+
 def create_backend(model: ModelConfig, config: RuntimeConfig) -> Backend:
     """The backend for a model. Called on the engine thread, which then owns it."""
+    if compiled_cpu(config):
+        from .cpu import CpuBackend
+
+        return CpuBackend(model, config.n_threads, config.n_threads_batch, config.arithmetic)
     if wants_cpu(config):
-        from gguf_hybrid.cpu.library import find_library
-
-        if find_library() is not None:
-            from .cpu import CpuBackend
-
-            return CpuBackend(model, config)
+        log.warning("no compiled CPU library: computing in plain MLX, which is slow on a CPU")
     import mlx.core as mx
 
     from .mlx import MlxBackend

@@ -1,0 +1,301 @@
+"""The composition root: an opened file, its text side, its memory plan, and the engine thread.
+
+``Runtime.load`` is two halves. The first reads and checks everything that needs no device, so that
+a wrong file or flag ends the program in a line. The second runs on the engine thread, which builds
+the backend and the model and then owns every array.
+"""
+
+import asyncio
+import hashlib
+import logging
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from tqdm import tqdm
+
+from gguf_hybrid.backend.select import compiled_cpu, create_backend, require_backend
+from gguf_hybrid.config import ModelConfig, RopeScaling
+from gguf_hybrid.engine.engine import Engine
+from gguf_hybrid.engine.limits import Limits, share_context
+from gguf_hybrid.engine.options import MIB, EngineOptions
+from gguf_hybrid.engine.worker import LoadStopped, Worker
+from gguf_hybrid.errors import ConfigError
+from gguf_hybrid.fit import Demand, check_fits, demand_of, fitting_context, host_memory, mlx_nbytes
+from gguf_hybrid.memory.sequence_file import SequenceFormat
+from gguf_hybrid.model.qwen35 import Qwen35
+from gguf_hybrid.runtime_config import RopeConfig, RuntimeConfig
+from gguf_hybrid.sampling.vocab import SamplingVocab
+from gguf_hybrid.step import BLOCK
+from gguf_hybrid.text.template import ChatTemplate, without_jinja
+from gguf_hybrid.text.tokenizer import Tokenizer
+from gguf_hybrid.weights.ftype import ftype_name
+from gguf_hybrid.weights.layout import ModelTensors, check_tensors
+from gguf_hybrid.weights.reader import GGUFFile, open_gguf
+
+log = logging.getLogger(__name__)
+
+N_RS_SEQ = 1
+"""Tokens a sequence can be rolled back; one row more than that per sequence."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """What is told about the file. ``size`` is the bytes of its tensors."""
+
+    path: str
+    ftype: str
+    n_params: int
+    size: int
+
+
+@dataclass(frozen=True)
+class OpenModel:
+    """A checked file, nothing of it decoded."""
+
+    file: GGUFFile
+    metadata: Mapping[str, Any]
+    config: ModelConfig
+    tensors: ModelTensors
+
+    @classmethod
+    def open(cls, config: RuntimeConfig) -> "OpenModel":
+        """Raises GGUFError or ConfigError, one line."""
+        file = open_gguf(config.model)
+        source = str(file.path)
+        metadata = {**file.metadata, **config.override_kv}
+        model = ModelConfig.from_metadata(metadata, file.tensors, source)
+        model = _stretched(model, config.rope)
+        tensors = check_tensors(model, file.tensors, source)
+        if "draft-mtp" in config.speculative.types and not tensors.mtp:
+            raise ConfigError(f"--spec-type draft-mtp: {source} has no next-token (MTP) block")
+        return cls(file, metadata, model, tensors)
+
+    @property
+    def info(self) -> ModelInfo:
+        n_params = sum(t.size for t in self.file.tensors.values())
+        return ModelInfo(str(self.file.path), ftype_name(self.metadata), n_params, self.file.nbytes)
+
+    @property
+    def fingerprint(self) -> str:
+        """Names the model: its numbers, and where each tensor lies with its first bytes."""
+        digest = hashlib.sha256(repr(self.config).encode())
+        for name, tensor in sorted(self.file.tensors.items()):
+            digest.update(f"{name} {tensor.type} {tensor.shape} ".encode())
+            digest.update(tensor.data[:64].tobytes())
+        return digest.hexdigest()
+
+
+class Runtime:
+    """A model being served: text tools for the event loop, and the worker that computes."""
+
+    def __init__(self, opened: OpenModel, config: RuntimeConfig) -> None:
+        self.config = config
+        self.opened = opened
+        self.metadata = opened.metadata
+        self.model_config = opened.config
+        self.info = opened.info
+        self.jinja = config.jinja
+        self.speculative_types = "none"
+        self.tokenizer = Tokenizer.from_metadata(opened.metadata)
+        self.template = _template(self.tokenizer, config, opened.metadata)
+        self.sampling_vocab = SamplingVocab(
+            [self.tokenizer.token_bytes(i) for i in range(self.tokenizer.n_vocab)],
+            self.tokenizer.eog_ids,
+            lambda text: self.tokenizer.encode(text, parse_special=False),
+        )
+        self.limits = plan_memory(opened, config)
+
+    @classmethod
+    async def load(
+        cls, config: RuntimeConfig, on_failure: Callable[[BaseException], None]
+    ) -> "Runtime":
+        """Open, check and load a model; ``on_failure`` is called if the engine dies later.
+
+        Raises GgufHybridError for what the person who started it has to mend.
+        """
+        runtime = await asyncio.to_thread(cls._open, config)
+        runtime.worker = Worker(
+            runtime._build_engine, on_failure, sleep_idle_seconds=config.sleep_idle_seconds
+        )
+        runtime.worker.start()
+        try:
+            await runtime.worker.ready()
+        except asyncio.CancelledError:
+            runtime.worker.request_stop()
+            raise
+        return runtime
+
+    @classmethod
+    def _open(cls, config: RuntimeConfig) -> "Runtime":
+        require_backend()
+        return cls(OpenModel.open(config), config)
+
+    worker: Worker
+
+    async def close(self, timeout: float = 2.0) -> bool:
+        """Stop the engine thread; False if it did not end in time."""
+        return await self.worker.stop(timeout)
+
+    def _build_engine(self, stopped: Callable[[], bool]) -> Engine:
+        """On the engine thread."""
+        began = time.perf_counter()
+        backend = create_backend(self.model_config, self.config)
+        with _LoadingBar(stopped) as progress:
+            trunk = dict(self.opened.tensors.trunk)
+            model = Qwen35(self.model_config, trunk, backend, progress)
+        engine = Engine(model, self.engine_options())
+        store = engine.memory.store
+        log.info(
+            "%s: %d of %d layers recurrent, %.1f MiB of weights in memory, loaded in %.2f s",
+            backend.name,
+            len(self.model_config.delta_net_layers),
+            self.model_config.n_layer,
+            backend.weight_nbytes() / MIB,
+            time.perf_counter() - began,
+        )
+        log.info(
+            "state pool: %d rows of %.2f MiB = %.1f MiB; KV: %.2f KiB per token, up to %.1f MiB",
+            store.spec.n_state_rows,
+            self.model_config.state_nbytes / MIB,
+            store.state_nbytes / MIB,
+            store.block_nbytes / BLOCK / 1024,
+            self.limits.n_blocks * store.block_nbytes / MIB,
+        )
+        return engine
+
+    def engine_options(self) -> EngineOptions:
+        config, limits = self.config, self.limits
+        return EngineOptions(
+            limits=limits,
+            layout=self.sequence_format(),
+            eog_ids=self.tokenizer.eog_ids,
+            n_ubatch=config.n_ubatch,
+            n_rs_seq=N_RS_SEQ,
+            slot_prompt_similarity=config.slot_prompt_similarity,
+            cache_ram_nbytes=None if config.cache_ram_mib < 0 else config.cache_ram_mib * MIB,
+            ctx_checkpoints=config.ctx_checkpoints,
+            checkpoint_min_step=config.checkpoint_min_step,
+            cache_idle_slots=config.cache_idle_slots,
+            slots_debug=config.slots_debug,
+        )
+
+    def sequence_format(self) -> SequenceFormat:
+        """What a saved sequence of this model looks like."""
+        model, kv_type = self.model_config, _kv_type(self.config)
+        row = model.conv_state_size + model.delta_state_size
+        return SequenceFormat(
+            fingerprint=self.opened.fingerprint,
+            kv_type=kv_type,
+            n_planes=2 * len(model.attention_layers),
+            block_nbytes=BLOCK * model.kv_nbytes_per_token(kv_type, kv_type),
+            state_shape=(len(model.delta_net_layers), row),
+            n_vocab=model.n_vocab,
+        )
+
+
+def plan_memory(opened: OpenModel, config: RuntimeConfig) -> Limits:
+    """Slots and context. Without ``-c`` the context shrinks to the memory there is (``--fit``)."""
+    model = opened.config
+
+    def share(n_ctx: int) -> Limits:
+        return share_context(
+            n_ctx,
+            config.n_parallel,
+            bool(config.kv_unified),
+            model.n_ctx_train,
+            config.kv_unified_per_slot,
+        )
+
+    limits = share(config.n_ctx)
+    demand = memory_demand(opened, config, limits.n_slots)
+    free = host_memory() - config.fit_target_mib * MIB
+    if config.n_ctx or not config.fit:
+        check_fits(demand, limits.n_ctx_total, host_memory())
+        return limits
+    total = fitting_context(demand, limits.n_ctx_total, free, config.fit_ctx)
+    if total < limits.n_ctx_total:
+        log.info("-c is unset: context %d fitted to the free memory", total)
+        limits = share(total)
+    return limits
+
+
+def memory_demand(opened: OpenModel, config: RuntimeConfig, n_slots: int) -> Demand:
+    """What serving this model takes; mapped weights of the CPU backend are not counted."""
+    weights = 0 if compiled_cpu(config) else mlx_nbytes(opened.tensors.trunk.values())
+    kv_type = _kv_type(config)
+    return demand_of(opened.config, weights, n_slots, N_RS_SEQ, (kv_type, kv_type))
+
+
+def list_devices() -> list[str]:
+    """Names for ``--device``, with a word on each."""
+    kind = require_backend()
+    return ["cpu: the processor"] + ([f"gpu: MLX on {kind}"] if kind != "cpu" else [])
+
+
+def _kv_type(config: RuntimeConfig) -> str:
+    if config.cache_type_k != config.cache_type_v:
+        raise ConfigError("-ctk and -ctv must be the same type (f16 or f32)")
+    return config.cache_type_k
+
+
+def _template(
+    tokenizer: Tokenizer, config: RuntimeConfig, metadata: Mapping[str, Any]
+) -> ChatTemplate:
+    if not config.jinja:
+        return without_jinja()
+    source = config.chat_template or metadata.get("tokenizer.chat_template") or "chatml"
+    bos, eos = (
+        "" if i is None else tokenizer.detokenize([i]) for i in (tokenizer.bos_id, tokenizer.eos_id)
+    )
+    return ChatTemplate(source, bos, eos, add_bos=tokenizer.add_bos)
+
+
+def _stretched(model: ModelConfig, rope: RopeConfig) -> ModelConfig:
+    """The model with ``--rope-*`` and ``--yarn-*`` applied; YaRN also makes the context longer."""
+    if rope == RopeConfig():
+        return model
+    old = model.rope_scaling
+    factor = 1.0 / rope.freq_scale if rope.freq_scale else (rope.scale or old.factor)
+    kind = rope.scaling or (old.type if old.type != "none" or factor == 1.0 else "linear")
+    original = rope.yarn_orig_ctx or old.original_context_length
+    new = RopeScaling(
+        type=kind,
+        factor=factor if kind != "none" else 1.0,
+        original_context_length=original,
+        ext_factor=_given(rope.yarn_ext_factor, 1.0 if kind == "yarn" else 0.0),
+        attn_factor=old.attn_factor,
+        yarn_attn_factor=_given(rope.yarn_attn_factor, old.yarn_attn_factor),
+        beta_fast=_given(rope.yarn_beta_fast, old.beta_fast),
+        beta_slow=_given(rope.yarn_beta_slow, old.beta_slow),
+    )
+    n_ctx_train = int(original * factor) if kind == "yarn" else model.n_ctx_train
+    base = _given(rope.freq_base, model.rope_freq_base)
+    return replace(model, rope_scaling=new, rope_freq_base=base, n_ctx_train=n_ctx_train)
+
+
+def _given(value: float | None, default: float) -> float:
+    return default if value is None or value < 0 else value
+
+
+class _LoadingBar:
+    """A bar on a terminal while the model is loaded; ends that when the worker is stopped."""
+
+    def __init__(self, stopped: Callable[[], bool]) -> None:
+        self._stopped = stopped
+        self._bar = tqdm(
+            total=100, desc="loading", unit="%", leave=False, disable=not sys.stderr.isatty()
+        )
+
+    def __enter__(self) -> Callable[[float], None]:
+        return self._note
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.close()
+
+    def _note(self, fraction: float) -> None:
+        if self._stopped():
+            raise LoadStopped
+        self._bar.update(int(100 * fraction) - self._bar.n)
