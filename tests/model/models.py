@@ -35,6 +35,7 @@ def mlx_backend(config: ModelConfig) -> Backend:
 
 
 BACKENDS = {"mlx": mlx_backend}
+DEFAULT = "mlx"
 
 
 @cache
