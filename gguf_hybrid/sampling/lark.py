@@ -1,14 +1,15 @@
 """Grammars in the Lark dialect of llguidance, which is what constraints are compiled from.
 
-llguidance splits text into lexemes, each as long as possible; GBNF has no lexemes. So a GBNF
-grammar without recursion becomes one regular expression, and any other one a grammar whose every
-lexeme is a single character. Both accept exactly what the GBNF accepts.
+llguidance splits text into lexemes, each as long as possible; GBNF has no lexemes. So a regular
+GBNF grammar becomes one regular expression, and any other one a grammar whose every lexeme is a
+single character. Both accept exactly what the GBNF accepts.
 """
 
 import json
 from collections.abc import Callable, Mapping
 
 from . import gbnf
+from .regular import is_regular, without_right_recursion
 
 # Without it a mask would allow one canonical spelling of forced text instead of every token.
 OPTIONS = '%llguidance {"no_forcing": true}\n'
@@ -19,37 +20,8 @@ def lark_of_gbnf(text: str, token_id: Callable[[str], int | None] = lambda _: No
 
     ``token_id`` gives the id of a token such as ``<think>``, None for an unknown one.
     """
-    rules = gbnf.parse_gbnf(text, token_id)
+    rules = without_right_recursion(gbnf.parse_gbnf(text, token_id))
     return OPTIONS + (_Terminals(rules) if is_regular(rules) else _Characters(rules)).source()
-
-
-def is_regular(rules: Mapping[str, gbnf.Node]) -> bool:
-    """Whether nothing reachable from ``root`` is recursive or speaks of tokens."""
-    done: set[str] = set()
-    stack: list[tuple[str, bool]] = [("root", False)]
-    open_rules: set[str] = set()
-    while stack:
-        name, leaving = stack.pop()
-        if leaving:
-            open_rules.remove(name)
-            done.add(name)
-        elif name in open_rules or _has_tokens(rules[name]):
-            return False
-        elif name not in done:
-            open_rules.add(name)
-            stack.append((name, True))
-            stack.extend((ref, False) for ref in set(gbnf.references((rules[name],))))
-    return True
-
-
-def _has_tokens(node: gbnf.Node) -> bool:
-    stack = [node]
-    while stack:
-        node = stack.pop()
-        if isinstance(node, gbnf.Token):
-            return True
-        stack.extend(gbnf.children(node))
-    return False
 
 
 class _Emitter:

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from gguf_hybrid.errors import RequestError
 from gguf_hybrid.sampling.gbnf import Choice, Literal, Node, Ref, Repeat, Sequence, parse_gbnf
 from gguf_hybrid.sampling.grammar import Grammar
-from gguf_hybrid.sampling.lark import is_regular
+from gguf_hybrid.sampling.regular import is_regular, without_right_recursion
 
 JSON = r"""
 root   ::= object
@@ -118,12 +118,45 @@ def test_control_tokens_match_no_text(words):
 
 def test_recursion_decides_the_form():
     def regular(text):
-        return is_regular(parse_gbnf(text, lambda _: None))
+        return is_regular(without_right_recursion(parse_gbnf(text, lambda _: None)))
 
     assert regular('root ::= a a\na ::= b b\nb ::= "x"*')
-    assert not regular('root ::= a\na ::= "x" b?\nb ::= a')
-    assert not regular("root ::= <[3]>")
+    assert regular('root ::= a\na ::= "x" b?\nb ::= a | "y" root')
     assert regular("root ::= [a]\nunused ::= unused")
+    assert not regular('root ::= a "y"\na ::= "x" root | "z"')
+    assert not regular('root ::= root "x" | "y"')
+    assert not regular("root ::= <[3]>")
+
+
+def test_text_up_to_a_tag_as_an_automaton(words):
+    """How llama.cpp writes "anything but </x>": one rule for each character of the tag."""
+    grammar = Grammar.from_gbnf(
+        'root ::= u "</x>"\nu ::= | [<] u1 | [^<] u\nu1 ::= | [<] u1 | [/] u2 | [^</] u\n'
+        "u2 ::= | [<] u1 | [x] u3 | [^<x] u\nu3 ::= | [<] u1 | [^<>] u"
+    )
+    assert grammar.lark.count("\nstart: R") == 1
+    assert words.accepts(grammar, "ab < / </ </</y></x>")
+    assert not words.accepts(grammar, "ab</x>c</x>")
+    text, ended = words.walk(grammar, seed=3, limit=2500)
+    assert ended or len(text) > 2000
+
+
+CHAINS = st.lists(
+    st.tuples(st.sampled_from(["a", "b", "ab", ""]), st.sampled_from(["root", "x", "y", ""])),
+    min_size=1,
+    max_size=4,
+).map(lambda options: " | ".join(f'"{text}" {rule}' for text, rule in options))
+
+
+@settings(max_examples=150, deadline=None)
+@given(CHAINS, CHAINS, CHAINS, st.lists(st.text("ab", max_size=6), max_size=6))
+def test_random_automata_keep_their_language(words, root, x, y, texts):
+    source = f'root ::= {root}\nx ::= {x} | "b"\ny ::= "a" | {y}'
+    rules = parse_gbnf(source, lambda _: None)
+    if any(expansions(rules, text) for text in texts):
+        grammar = Grammar.from_gbnf(source)
+        for text in texts:
+            assert words.accepts(grammar, text) == expansions(rules, text), text
 
 
 def expansions(rules: dict[str, Node], text: str) -> bool:
