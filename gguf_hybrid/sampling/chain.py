@@ -96,6 +96,11 @@ class Sampler:
         if self.constraint:
             self.constraint.accept(token)
 
+    def prepare_mask(self) -> None:
+        """What ``sample`` can do before there are logits: on any thread, while the model runs."""
+        if self.constraint:
+            self.constraint.prepare_mask()
+
     def sample(self, logits: FloatArray) -> Sampled:
         """Draws a token for raw ``logits``, float32 [n_vocab], which are left unchanged.
 

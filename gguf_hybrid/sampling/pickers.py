@@ -56,9 +56,8 @@ class Mirostat:
         self._draws = draws
 
     def pick(self, candidates: Candidates) -> tuple[Candidates, int]:
-        candidates = candidates.sorted()
         cut = self._zipf_cut if self._version == 1 else self._surprise_cut
-        candidates = candidates.take(slice(max(1, cut(candidates))))
+        candidates = cut(candidates)
         position = self._draws.choose(candidates)
         surprise = -math.log2(candidates.probs()[position])
         self._mu -= self._eta * (surprise - self._tau)
@@ -67,23 +66,26 @@ class Mirostat:
     def accept(self, token: int) -> None:
         """μ has moved with the draw already."""
 
-    def _surprise_cut(self, candidates: Candidates) -> int:
+    def _surprise_cut(self, candidates: Candidates) -> Candidates:
         with np.errstate(divide="ignore"):
             surprise = -np.log2(candidates.probs())
-        return int(np.count_nonzero(surprise <= self._mu))
+        expected = candidates.take(np.flatnonzero(surprise <= self._mu))
+        return expected.sorted() if len(expected) else candidates.largest(1)
 
-    def _zipf_cut(self, candidates: Candidates) -> int:
+    def _zipf_cut(self, candidates: Candidates) -> Candidates:
         """k = (ε·2^μ / (1 - N^-ε))^(1/s), ε = s - 1; in logarithms, where nothing overflows."""
-        finite = candidates.logits[np.isfinite(candidates.logits)][:MIROSTAT_M].astype(np.float64)
-        if len(finite) < 2:
-            return 1
-        ranks = np.arange(1, len(finite))
+        top = candidates.largest(MIROSTAT_M).logits.astype(np.float64)
+        top = top[np.isfinite(top)]
+        if len(top) < 2:
+            return candidates.largest(1)
+        ranks = np.arange(1, len(top))
         t = np.log((ranks + 1) / ranks)
-        s = float(t @ -np.diff(finite) / (t @ t))
+        s = float(t @ -np.diff(top) / (t @ t))
         log_k = self._mu * math.log(2.0) - _log_zipf_norm(s - 1.0, math.log(self._n_vocab))
         if s <= 0.0:
-            return len(candidates) if log_k >= 0 else 1
-        return int(math.exp(min(log_k / s, math.log(len(candidates)))) + 1e-9)
+            return candidates.largest(len(candidates) if log_k >= 0 else 1)
+        k = math.exp(min(log_k / s, math.log(len(candidates))))
+        return candidates.largest(max(1, int(k + 1e-9)))
 
 
 def _log_zipf_norm(epsilon: float, log_n: float) -> float:

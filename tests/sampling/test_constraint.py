@@ -72,9 +72,10 @@ def test_masks_prepared_on_other_threads_are_the_same(words):
     grammar = Grammar.from_schema({"type": "array", "items": {"type": "integer"}})
     text = words.encode('[1, 12, -1]')  # fmt: skip
     alone, ahead = grammar.start(words.grammar), grammar.start(words.grammar)
+    sampler = Sampler(SamplingParams(), words.sampling, ahead)
     with ThreadPoolExecutor(2) as pool:
         for token in text:
-            pool.submit(ahead.prepare_mask).result()
+            pool.submit(sampler.prepare_mask).result()
             np.testing.assert_array_equal(ahead.mask(), alone.mask())
             ahead.accept(token)
             alone.accept(token)

@@ -1,5 +1,8 @@
 """GBNF: the notation, and that the converted grammar accepts exactly the same texts."""
 
+import json
+from pathlib import Path
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -157,6 +160,17 @@ def test_random_automata_keep_their_language(words, root, x, y, texts):
         grammar = Grammar.from_gbnf(source)
         for text in texts:
             assert words.accepts(grammar, text) == expansions(rules, text), text
+
+
+GENERATED = json.loads((Path(__file__).parents[1] / "data/llama_cpp_grammars.json").read_text())
+
+
+@pytest.mark.parametrize("case", GENERATED, ids=[case["name"] for case in GENERATED])
+def test_grammars_llama_cpp_writes(words, case):
+    """Recorded from llama-server b11434: what it makes of schemas and of tools."""
+    grammar = Grammar.from_gbnf(case["gbnf"])
+    assert [text for text in case["accepted"] if not words.accepts(grammar, text)] == []
+    assert [text for text in case["refused"] if words.accepts(grammar, text)] == []
 
 
 def expansions(rules: dict[str, Node], text: str) -> bool:
