@@ -7,21 +7,22 @@ byte; docs/convert.md lists the few cases where it is meant to differ.
 import argparse
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from math import prod
 from pathlib import Path
 
 import gguf
 import ml_dtypes
 import numpy as np
-from tqdm import tqdm
 
-from gguf_hybrid.errors import ConfigError, GgufHybridError
+from gguf_hybrid.config import ModelConfig
+from gguf_hybrid.errors import ConfigError, GGUFError, GgufHybridError
 from gguf_hybrid.weights.ggml import GGMLType
+from gguf_hybrid.weights.layout import expected_mtp_tensors, expected_tensors
 from gguf_hybrid.weights.metadata import Field
 
-from .architecture import shape_problems
 from .convert_checkpoint import Array, Checkpoint, SourceTensor, open_checkpoint
 from .convert_metadata import (
     architecture,
@@ -39,7 +40,7 @@ from .convert_tensors import (
 )
 from .convert_vocab import vocab_fields
 from .gguf_writer import Chunk, OutputTensor, write_files
-from .split import parse_size, shard_files
+from .shards import parse_size, shard_files
 
 FILE_TYPES = {"f32": 0, "f16": 1, "q8_0": 7, "bf16": 32}
 TENSOR_TYPES = {
@@ -92,12 +93,31 @@ def convert(
         outtype = guess_outtype(text)
     fields = general_fields(path, arch, planned, repo_id)
     fields |= model_fields(arch, hparams, n_mtp, FILE_TYPES[outtype])
-    shapes = {tensor.name: tensor.shape for tensor in planned}
-    for problem in shape_problems(fields, shapes, trunk=mtp != "only"):
-        raise ConfigError(f"{path}: config.json and weights disagree: {problem}")
     fields |= vocab_fields(path, checkpoint.config)
+    _check(path / "config.json", fields, planned, mtp_only=mtp == "only")
     tensors = [_output(tensor, outtype) for tensor in planned]
     return Model(fields, tensors, outtype, len(checkpoint.tensors) - len(text))
+
+
+def _check(
+    source: Path, fields: Mapping[str, Field], planned: Sequence[PlannedTensor], *, mtp_only: bool
+) -> None:
+    """Compare weights and configuration; ModelConfig is the engine's own reading of the keys."""
+    shapes = {tensor.name: tensor.shape for tensor in planned}
+    values = {key: field.value for key, field in fields.items()}
+    # An MTP-only file is no model; a name of the trunk lets its numbers be read all the same.
+    names = {*shapes, "blk.0.attn_norm.weight"} if mtp_only else shapes.keys()
+    config = ModelConfig.from_metadata(values, names, str(source))
+    expected = expected_mtp_tensors(config)
+    if not mtp_only:
+        expected |= expected_tensors(config)
+    for name, shape in expected.items():
+        if name not in shapes:
+            raise GGUFError(f"{source}: the weights lack tensor {name}")
+        if prod(shapes[name]) != prod(shape) or shapes[name][-1] != shape[-1]:
+            raise GGUFError(
+                f"{source}: tensor {name} should have the shape {shape}, has {shapes[name]}"
+            )
 
 
 def guess_outtype(tensors: Sequence[SourceTensor]) -> str:
@@ -187,11 +207,9 @@ def _run(args: argparse.Namespace) -> None:
             shape = list(reversed(tensor.shape))
             print(f"{tensor.name:40} {tensor.type.name:5} {shape}")
     for file in files:
-        print(f"{file.path}: {len(file.tensors)} tensors, {file.nbytes / 1e6:.1f} MB")
+        print(file)
     if not args.dry_run:
-        total = sum(tensor.nbytes for tensor in model.tensors)
-        with tqdm(total=total, unit="B", unit_scale=True, disable=None) as bar:
-            write_files(files, force=args.force, progress=bar.update)
+        write_files(files, force=args.force)
 
 
 def _source(source: str) -> tuple[Path, str | None]:

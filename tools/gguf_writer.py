@@ -8,13 +8,14 @@ bytes are asked for when its turn comes, so memory holds one chunk, never a mode
 import os
 import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
+from tqdm import tqdm
 
 from gguf_hybrid.errors import ConfigError, GGUFError
 from gguf_hybrid.weights.ggml import GGMLType, row_nbytes
@@ -59,16 +60,17 @@ class OutputFile:
         """Bytes of the tensors, padding included."""
         return sum(padded(tensor.nbytes, self.alignment) for tensor in self.tensors)
 
+    def __str__(self) -> str:
+        return f"{self.path}: {len(self.tensors)} tensors, {self.nbytes / 1e6:.1f} MB"
+
 
 def padded(nbytes: int, alignment: int = DEFAULT_ALIGNMENT) -> int:
     """``nbytes`` rounded up to whole ``alignment`` units."""
     return -(-nbytes // alignment) * alignment
 
 
-def write_files(
-    files: Sequence[OutputFile], *, force: bool, progress: Callable[[int], object]
-) -> None:
-    """Write all ``files``, then give them their names; ``progress`` hears of bytes written.
+def write_files(files: Sequence[OutputFile], *, force: bool) -> None:
+    """Write all ``files``, then give them their names; a progress bar is shown on a terminal.
 
     Raises ConfigError if a file exists and ``force`` is off, GGUFError if one cannot be written.
     """
@@ -76,17 +78,18 @@ def write_files(
         if file.path.exists() and not force:
             raise ConfigError(f"{file.path} exists; pass --force to overwrite it")
     parts = [_part_path(file.path) for file in files]
+    total = sum(tensor.nbytes for file in files for tensor in file.tensors)
     try:
-        for file, part in zip(files, parts, strict=True):
-            with _reporting(file.path), part.open("xb") as out:
-                _write(out, file, progress)
+        with tqdm(total=total, unit="B", unit_scale=True, disable=None) as bar:
+            for file, part in zip(files, parts, strict=True):
+                with _reporting(file.path), part.open("xb") as out:
+                    _write(out, file, bar.update)
         for file, part in zip(files, parts, strict=True):
             with _reporting(file.path):
                 part.replace(file.path)
     finally:
         for part in parts:
-            with suppress(FileNotFoundError):
-                part.unlink()
+            part.unlink(missing_ok=True)
 
 
 def _part_path(path: Path) -> Path:

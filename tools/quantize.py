@@ -8,7 +8,7 @@ import argparse
 import re
 import sys
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tqdm import tqdm
 
 from gguf_hybrid.cpu.quantizer import NotFiniteError, load_quantizer, quantize_rows
 from gguf_hybrid.errors import ConfigError, GGUFError, GgufHybridError
@@ -28,7 +27,7 @@ from gguf_hybrid.weights.reader import GGUFFile, TensorInfo, open_gguf
 from .gguf_writer import Chunk, OutputFile, OutputTensor, write_files
 from .quantize_imatrix import ImportanceMatrix, load_imatrix
 from .quantize_types import ALIASES, FLOATS, MIXES, QUANTIZABLE, Mix, Overrides, target_types
-from .split import copied, unsplit_fields
+from .shards import copied, unsplit_fields
 
 SLAB_ELEMENTS = 1 << 19
 QUANTIZATION_VERSION = 2
@@ -203,7 +202,7 @@ def _run(args: argparse.Namespace) -> None:
         fields, tensors = quantize(model, args.type, pool, overrides, imatrix)
         _report(args, model, tensors)
         if not args.dry_run:
-            _write(args, OutputFile(args.output, fields, tensors))
+            write_files([OutputFile(args.output, fields, tensors)], force=args.force)
 
 
 def _report(args: argparse.Namespace, model: GGUFFile, tensors: Sequence[OutputTensor]) -> None:
@@ -217,13 +216,6 @@ def _report(args: argparse.Namespace, model: GGUFFile, tensors: Sequence[OutputT
         f"{args.output}: {args.type.name}, {model.nbytes / 1e6:.1f} MB -> {nbytes / 1e6:.1f} MB"
         f" ({8 * nbytes / n_weights:.2f} bits per weight)"
     )
-
-
-def _write(args: argparse.Namespace, file: OutputFile) -> None:
-    total = sum(tensor.nbytes for tensor in file.tensors)
-    with tqdm(total=total, unit="B", unit_scale=True, disable=None) as bar:
-        progress: Callable[[int], object] = bar.update
-        write_files([file], force=args.force, progress=progress)
 
 
 if __name__ == "__main__":
