@@ -125,6 +125,10 @@ class MlxBackend:
 
     def logits(self, head: tuple[mx.array, Linear], x: mx.array, plan: Plan) -> Floats:
         norm, output = head
+        if not plan.logit_index.size:
+            # A product with no rows ends the process on MLX's CPU backend.
+            mx.eval(x, plan.store.settle())
+            return np.empty((0, self.config.n_vocab), np.float32)
         wanted = output(self._norm(x[plan.logit_index], norm))
         mx.eval(wanted, plan.store.settle())
         return np.array(wanted)
