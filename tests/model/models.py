@@ -1,12 +1,13 @@
 """Loading the small trained models for tests, on any backend."""
 
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
 from gguf_hybrid.backend.base import Backend, StoreSpec
+from gguf_hybrid.backend.cpu import CpuBackend
 from gguf_hybrid.config import ModelConfig
 from gguf_hybrid.demo import demo_path
 from gguf_hybrid.model.qwen35 import Qwen35, load
@@ -34,8 +35,17 @@ def mlx_backend(config: ModelConfig) -> Backend:
     return MlxBackend(config, mx.cpu)
 
 
-BACKENDS = {"mlx": mlx_backend}
-DEFAULT = "mlx"
+def cpu_backend(config: ModelConfig, arithmetic: str) -> Backend:
+    return CpuBackend(config, arithmetic=arithmetic)
+
+
+BACKENDS = {
+    "mlx": mlx_backend,
+    "cpu-exact": partial(cpu_backend, arithmetic="exact"),
+    "cpu": partial(cpu_backend, arithmetic="fast"),
+}
+EXACT = ["mlx", "cpu-exact"]
+DEFAULT = "cpu"
 
 
 @cache
