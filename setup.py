@@ -63,5 +63,6 @@ LIBRARY = Extension(
 
 setup(
     ext_modules=[LIBRARY],
+    exclude_package_data={"gguf_hybrid.cpu": ["csrc/*", "CMakeLists.txt"]},  # sdist only
     cmdclass={"build_ext": BuildLibrary, "bdist_wheel": PlatformWheel},
 )
