@@ -11,7 +11,7 @@ import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 from numpy.typing import NDArray
 
-from gguf_hybrid.errors import StepError
+from gguf_hybrid.errors import RequestError, StepError
 
 from .gbnf import grammar_error
 
@@ -49,6 +49,8 @@ class GrammarVocab:
     ) -> None:
         self.token_bytes = token_bytes
         self.eog_ids = frozenset(eog_ids)
+        if not self.eog_ids:
+            raise RequestError("this model has no end-of-generation token, which grammars need")
         ends = sorted(self.eog_ids)
         wrapper = _Vocabulary(token_bytes, sorted({*special_ids, *ends}), ends[0])
         self.tokenizer = LLTokenizer(
@@ -61,8 +63,11 @@ class GrammarVocab:
         return len(self.token_bytes)
 
     def spell(self, text: bytes) -> list[int]:
-        """``text`` as tokens of one byte each, which a byte-level vocabulary always has."""
-        return [self._byte_tokens[text[i : i + 1]] for i in range(len(text))]
+        """``text`` as tokens of one byte each. StepError where the vocabulary lacks one."""
+        pieces = [text[i : i + 1] for i in range(len(text))]
+        if missing := [piece for piece in pieces if piece not in self._byte_tokens]:
+            raise StepError(f"the vocabulary has no token for the byte {missing[0]!r}")
+        return [self._byte_tokens[piece] for piece in pieces]
 
 
 class Constraint:

@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from gguf_hybrid.errors import RequestError
 
 MAX_GRAMMAR_CHARS = 1 << 20
-MAX_NESTING = 200
+MAX_NESTING = 100
 
 _NAME = re.compile(r"[A-Za-z0-9_-]+")
 _SPACE = re.compile(r"(?:[ \t]|#[^\r\n]*)*")
 _SPACE_AND_LINES = re.compile(r"(?:[ \t\r\n]|#[^\r\n]*)*")
-_COUNTS = re.compile(r"\{[ \t]*(\d+)[ \t]*(,?)[ \t]*(\d*)[ \t]*\}")
-_TOKEN = re.compile(r"(!?)<(?:\[(\d+)\]|([^<>\s\[][^<>\n]*))>")
+_COUNTS = re.compile(r"\{[ \t]*([0-9]{1,9})[ \t]*(,?)[ \t]*([0-9]{0,9})[ \t]*\}")
+_TOKEN = re.compile(r"(!?)<(?:\[([0-9]{1,9})\]|([^<>\s\[][^<>\n]*))>")
 _HEX_ESCAPES = {"x": 2, "u": 4, "U": 8}
 _ESCAPES = {"t": "\t", "r": "\r", "n": "\n"} | {char: char for char in '\\"[]-'}
 

@@ -11,12 +11,12 @@ from typing import Any
 
 from gguf_hybrid.errors import RequestError
 
-from .lark import OPTIONS
-
 # At most one blank, or one or two line ends with an indent, as llama.cpp's own grammars have it:
 # a model cannot go on producing white space for ever.
 WHITESPACE = r"[ ]|\n{1,2}[ \t]{0,20}"
 _COMPILER = {"whitespace_pattern": WHITESPACE, "lenient": False}
+
+MAX_DEPTH = 100
 
 TYPES = frozenset({"string", "number", "integer", "boolean", "null", "array", "object"})
 
@@ -57,11 +57,6 @@ def json_rule(schema: object) -> str:
     return "%json " + json.dumps({**meant, "x-guidance": _COMPILER})
 
 
-def lark_of_schema(schema: object) -> str:
-    """A grammar whose whole output is one value of ``schema``."""
-    return f"{OPTIONS}start: {json_rule(schema)}\n"
-
-
 def enforceable(schema: object) -> Schema:
     """A copy of ``schema`` without keywords that ask for nothing.
 
@@ -69,20 +64,29 @@ def enforceable(schema: object) -> Schema:
     """
     if not isinstance(schema, dict):
         raise schema_error("#", "schema must be an object")
+    _check_depth(schema)
     schema = copy.deepcopy(schema)
-    for path, part in _walk(schema):
+    for path, part in subschemas(schema):
         for key in sorted(UNSUPPORTED & part.keys()):
             if part.pop(key) not in _VACUOUS.get(key, ()):
                 raise schema_error(path, f"unsupported keyword {key!r}")
-        _check_types(path, part)
+        _check_values(path, part)
         if "$ref" in part:
             _check_ref(path, part["$ref"])
-        if isinstance(part.get("items"), list):
-            raise schema_error(path, "unsupported keyword 'items' with a list")
     return schema
 
 
-def _walk(schema: Schema) -> Iterator[tuple[str, Schema]]:
+def _check_depth(schema: Schema) -> None:
+    level: list[Any] = [schema]
+    for _ in range(MAX_DEPTH):
+        nested = [part for part in level if isinstance(part, dict | list)]
+        level = [x for part in nested for x in (part.values() if isinstance(part, dict) else part)]
+        if not level:
+            return
+    raise schema_error("#", f"nested deeper than {MAX_DEPTH} levels")
+
+
+def subschemas(schema: Schema) -> Iterator[tuple[str, Schema]]:
     """Every subschema with its place; a value in a schema's place that is none is an error."""
     stack: list[tuple[str, Any]] = [("#", schema)]
     seen: set[int] = set()
@@ -117,11 +121,19 @@ def _map(path: str, key: str, part: Schema) -> list[tuple[str, Any]]:
     return list(value.items())
 
 
-def _check_types(path: str, part: Schema) -> None:
+def _check_values(path: str, part: Schema) -> None:
     types = part.get("type", [])
     for name in types if isinstance(types, list) else [types]:
-        if name not in TYPES:
+        if not isinstance(name, str) or name not in TYPES:
             raise schema_error(path, f"unrecognized type {name}")
+    if isinstance(part.get("items"), list):
+        raise schema_error(path, "unsupported keyword 'items' with a list")
+    if not all(isinstance(name, str) for name in _list(path, "required", part)):
+        raise schema_error(path, "required must be a list of names")
+    if "enum" in part and not _list(path, "enum", part):
+        raise schema_error(path, "enum must not be empty")
+    if not isinstance(part.get("pattern", ""), str):
+        raise schema_error(path, "pattern must be a string")
 
 
 def _check_ref(path: str, ref: object) -> None:
@@ -134,7 +146,7 @@ def resolve(path: str, ref: str, root: Schema) -> Any:
     target: Any = root
     for key in ref.removeprefix("#").split("/")[1:]:
         key = key.replace("~1", "/").replace("~0", "~")
-        if isinstance(target, list) and key.isdigit() and int(key) < len(target):
+        if isinstance(target, list) and key in map(str, range(len(target))):
             target = target[int(key)]
         elif isinstance(target, dict) and key in target:
             target = target[key]

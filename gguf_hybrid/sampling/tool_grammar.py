@@ -16,7 +16,7 @@ string is an annotation, as JSON Schema has it by default.
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from .json_schema import Schema, enforceable, json_rule, resolve, schema_error
+from .json_schema import Schema, enforceable, json_rule, resolve, schema_error, subschemas
 from .lark import OPTIONS, quoted
 
 CALL = "<tool_call>"
@@ -72,6 +72,7 @@ class _Writer:
 
     def function(self, tool: Mapping[str, Any]) -> str:
         schema = enforceable(tool.get("parameters") or {})
+        _check_refs(schema)
         if unsupported := sorted(_UNSUPPORTED_AT_TOP & schema.keys()):
             raise schema_error("#", f"unsupported keyword {unsupported[0]!r} in tool parameters")
         return f"{quoted(tool['name'] + '>' + chr(10))} {self._parameters(schema)}"
@@ -102,14 +103,17 @@ class _Writer:
             value = self._rule(self._value(_part({} if additional is True else additional, schema)))
             yield rf'"<parameter=" /[^>\n]+/ ">\n" {value} {rule}::_'
 
-    def _value(self, schema: Schema) -> str:
+    def _value(self, schema: Schema, depth: int = 0) -> str:
         """A value with the line that closes it."""
         schema = _resolved(schema)
         if "enum" in schema or "const" in schema:
             values = schema["enum"] if "enum" in schema else [schema["const"]]
             return self._listed(values, schema)
-        if (branches := _branches(schema)) and any(map(_may_be_text, branches)):
-            return " | ".join(self._rule(self._value(branch)) for branch in branches)
+        if (branches := _branches(schema)) and _may_be_text(schema):
+            _check_depth(depth)
+            values = [self._value(one, depth + 1) for one in branches]
+            # Any text at all includes what the other branches allow.
+            return "verbatim" if "verbatim" in values else " | ".join(map(self._rule, values))
         if _may_be_text(schema):
             return self._text(schema)
         return f"{json_rule(schema)} {quoted(VALUE_END)}"
@@ -135,7 +139,8 @@ def _part(schema: object, root: Schema) -> Schema:
     """A property's schema with the definitions its references need."""
     if schema is True:
         return {}
-    assert isinstance(schema, dict), "enforceable() has looked"
+    if not isinstance(schema, dict):
+        raise schema_error("#/properties", f"unsupported schema {schema}")
     return {**schema, **{key: root[key] for key in ("$defs", "definitions") if key in root}}
 
 
@@ -144,10 +149,22 @@ def _resolved(schema: Schema) -> Schema:
     for _ in range(_MAX_REF_DEPTH):
         if "$ref" not in schema:
             return schema
-        target = resolve("#", schema["$ref"], schema)
+        target = _part(resolve("#", schema["$ref"], schema), schema)
         siblings = {key: value for key, value in schema.items() if key != "$ref"}
-        schema = {**target, **siblings}
-    raise schema_error("#", "$ref leads nowhere")
+        schema = target | siblings
+    raise schema_error("#", "references without end")
+
+
+def _check_refs(schema: Schema) -> None:
+    """A parameter becomes a schema of its own, which takes the definitions with it only."""
+    for path, part in subschemas(schema):
+        if not part.get("$ref", "#/$defs/").startswith(("#/$defs/", "#/definitions/")):
+            raise schema_error(path, f"unsupported $ref {part['$ref']} in tool parameters")
+
+
+def _check_depth(depth: int) -> None:
+    if depth > _MAX_REF_DEPTH:
+        raise schema_error("#", "references without end")
 
 
 def _branches(schema: Schema) -> list[Schema]:
@@ -155,12 +172,13 @@ def _branches(schema: Schema) -> list[Schema]:
     return [_resolved(_part(option, schema)) for option in options]
 
 
-def _may_be_text(schema: Schema) -> bool:
+def _may_be_text(schema: Schema, depth: int = 0) -> bool:
     """Whether a string is among the values: then the value stands there without quotes."""
+    _check_depth(depth)
     types = schema.get("type")
     if types is None:
         if branches := _branches(schema):
-            return any(map(_may_be_text, branches))
+            return any(_may_be_text(one, depth + 1) for one in branches)
         values = schema.get("enum", [schema["const"]] if "const" in schema else [""])
         structured = {"properties", "items", "prefixItems", "allOf", "minimum", "maximum"}
         return any(isinstance(value, str) for value in values) and not structured & schema.keys()

@@ -90,7 +90,7 @@ def test_language(words, grammar, accepted, refused):
         ('root ::= "\\xZZ"', "line 1: bad character number 'ZZ'"),
         ("root ::= <nope>", "line 1: <nope> is not a token of this model"),
         ("", "no rule named 'root'"),
-        ("root ::= " + "(" * 300, "line 1: more than 200 nested parentheses"),
+        ("root ::= " + "(" * 300, "line 1: more than 100 nested parentheses"),
         ("# " + "x" * (1 << 20), "longer than 1048576 characters"),
     ],
 )

@@ -61,6 +61,10 @@ def test_endless_white_space_is_not_allowed(words):
     assert not words.accepts(grammar, "[\n\n\n1]")
 
 
+def nested_arrays(depth: int) -> dict:
+    return {"type": "array", "items": nested_arrays(depth - 1)} if depth else {}
+
+
 @pytest.mark.parametrize(
     ("schema", "place", "reason"),
     [
@@ -80,6 +84,11 @@ def test_endless_white_space_is_not_allowed(words):
         ({"$ref": "http://x/y"}, "#", "unsupported $ref http://x/y"),
         ({"anyOf": {}}, "#", "anyOf must be a list"),
         ({"properties": []}, "#", "properties must be an object"),
+        ({"type": [{}]}, "#", "unrecognized type {}"),
+        ({"required": [1]}, "#", "required must be a list of names"),
+        ({"enum": []}, "#", "enum must not be empty"),
+        ({"pattern": 1}, "#", "pattern must be a string"),
+        (nested_arrays(200), "#", "nested deeper than 100 levels"),
         ({"properties": {"a": 3}}, "#/properties/a", "schema must be an object"),
         (
             {"$ref": "#/elsewhere/x", "elsewhere": {"x": {"if": {}}}},

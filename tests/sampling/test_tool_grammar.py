@@ -20,6 +20,7 @@ WEATHER = {
             "maybe": {"anyOf": [{"type": "integer"}, {"type": "null"}]},
             "short": {"anyOf": [{"type": "string", "maxLength": 3}, {"type": "null"}]},
             "mixed": {"enum": ["x", 3, None]},
+            "text": {"anyOf": [{"type": "string"}, {"type": "null"}]},
             "point": {"$ref": "#/$defs/point"},
         },
         "required": ["city", "days"],
@@ -54,6 +55,8 @@ ACCEPTED = [
     weather(unit="F", tags='["a", "b"]', maybe="null", mixed="3", point='{"a": 1}'),
     weather(any="free text", short="ab", code="AB/x", near="b aa"),
     weather(short="null", mixed="x", any='{"a": 1}'),
+    weather(text="null"),
+    weather(text="nullify {"),
     call("now") + "\n" + call("now"),
 ]
 REFUSED = [
@@ -120,8 +123,18 @@ def test_other_parameters_where_the_schema_asks_for_them(words):
         ("text", "schema must be an object"),
         (
             {"properties": {"a": {"$ref": "#/$defs/a"}}, "$defs": {"a": {"$ref": "#/$defs/a"}}},
-            "leads nowhere",
+            "references without end",
         ),
+        (
+            {
+                "properties": {"a": {"$ref": "#/$defs/a"}},
+                "$defs": {"a": {"anyOf": [{"$ref": "#/$defs/a"}, {"type": "string"}]}},
+            },
+            "references without end",
+        ),
+        ({"properties": {"a": {"$ref": "#"}}}, "unsupported \\$ref # in tool parameters"),
+        ({"properties": {"a": False}}, "unsupported schema False"),
+        ({"required": "city"}, "required must be a list"),
     ],
 )
 def test_unenforceable_parameters_are_refused(parameters, named):
