@@ -113,12 +113,17 @@ def own_grammar(loaded: Loaded, params: CompletionParams) -> Grammar | None:
     """What the request's own ``grammar`` or ``json_schema`` asks for; the grammar wins."""
     sampling = params.sampling
     if sampling.grammar:
+        if not sampling.grammar_lazy:
+            return Grammar.from_gbnf(sampling.grammar, (), loaded.token_id)
         triggers = tuple(_trigger(loaded, params, trigger) for trigger in params.grammar_triggers)
-        active = triggers if sampling.grammar_lazy else ()
-        return Grammar.from_gbnf(sampling.grammar, active, loaded.token_id)
-    if params.json_schema is not None:
+        # What nothing can wake has no effect, as in the reference.
+        return Grammar.from_gbnf(sampling.grammar, triggers, loaded.token_id) if triggers else None
+    if params.json_schema is None:
+        return None
+    try:
         return Grammar.from_schema(params.json_schema)
-    return None
+    except RequestError as error:
+        raise RequestError(f"Field 'json_schema': \"json_schema\": {error}") from error
 
 
 def _trigger(loaded: Loaded, params: CompletionParams, trigger: object) -> Trigger:

@@ -8,14 +8,17 @@ import itertools
 import os
 import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 from typing import Any, Protocol
 
 from aiohttp import web
 
-from gguf_hybrid.engine.request import Counters, SlotView
+from gguf_hybrid.engine.slot_files import SlotFiles
+from gguf_hybrid.engine.worker import Worker
+from gguf_hybrid.memory.sequence_file import SequenceFormat
 from gguf_hybrid.sampling.constraint import GrammarVocab
 from gguf_hybrid.sampling.params import SamplingParams
 from gguf_hybrid.sampling.vocab import SamplingVocab
@@ -24,20 +27,11 @@ from gguf_hybrid.text.tokenizer import Tokenizer
 
 from .config import ServerConfig
 from .errors import loading, server_error
-from .generation import Worker
 from .metrics import RateWindow
 from .schema import CompletionParams, CompletionSchema
 
 BUILD_INFO = "b11434-gguf-hybrid"
 """UIs parse the ``bNNNN-`` in front: the release of llama.cpp whose API this is."""
-
-
-class EngineWorker(Worker, Protocol):
-    """The engine as handlers see it; every call returns at once or is awaited off the loop."""
-
-    def slots(self) -> Sequence[SlotView]: ...
-
-    def counters(self) -> Counters: ...
 
 
 class ModelNumbers(Protocol):
@@ -67,7 +61,7 @@ class Limits(Protocol):
 class Runtime(Protocol):
     """A loaded model with its engine running (``gguf_hybrid.runtime.Runtime``)."""
 
-    worker: EngineWorker
+    worker: Worker
     tokenizer: Tokenizer
     template: ChatTemplate
     jinja: bool
@@ -78,6 +72,8 @@ class Runtime(Protocol):
     metadata: Mapping[str, Any]
     speculative_types: str
     """As echoed: "none", or "none,draft-mtp"."""
+
+    def sequence_format(self) -> SequenceFormat: ...
 
     async def close(self, timeout: float) -> object:
         """Stop the engine; give up waiting after ``timeout`` seconds."""
@@ -104,6 +100,14 @@ class Loaded:
     @property
     def model_name(self) -> str:
         return self.config.model_name
+
+    @cached_property
+    def slot_files(self) -> SlotFiles | None:
+        """The files of ``--slot-save-path``; None without the flag."""
+        folder = self.config.slot_save_path
+        if folder is None:
+            return None
+        return SlotFiles(Path(folder), self.runtime.sequence_format(), self.runtime.worker)
 
     @cached_property
     def grammar_vocab(self) -> GrammarVocab:

@@ -6,7 +6,7 @@ is left (end, error, client gone) nothing of it keeps running in the engine.
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from types import TracebackType
 from typing import Protocol, Self
 
@@ -21,15 +21,9 @@ Prompts = Sequence[Sequence[Request]]
 class Task(Protocol):
     """What the engine's worker hands out for requests that start together."""
 
-    def events(self) -> "EventStream": ...
+    def events(self) -> AsyncIterator[Event]: ...
 
     def cancel(self) -> None: ...
-
-
-class EventStream(Protocol):
-    def __aiter__(self) -> Self: ...
-
-    async def __anext__(self) -> Event: ...
 
 
 class Worker(Protocol):

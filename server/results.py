@@ -4,6 +4,7 @@ A ``NativeChoice`` takes in the events of one completion; its chunks are what a 
 the whole answer is made of the same state, so both always agree. Field order is the reference's.
 """
 
+from collections.abc import Sequence
 from functools import cached_property
 
 from gguf_hybrid.engine.request import Done, Progress, Timings, Token
@@ -95,20 +96,26 @@ class TokenNames:
         self._special = special
         self._preserved = frozenset(preserved)
 
-    def entry(self, sampled: Sampled) -> Json:
-        """The ``completion_probabilities`` entry of a drawn token."""
+    def entry(self, sampled: Sampled, begun: Sequence[int] = ()) -> Json:
+        """The ``completion_probabilities`` entry of a drawn token.
+
+        A character that ``begun`` tokens started and this one completes counts as its text.
+        """
         assert sampled.probs is not None
         post = sampled.probs.post_sampling
         value, top = ("prob", "top_probs") if post else ("logprob", "top_logprobs")
         return {
-            **self._named(sampled.id),
+            **self._named(sampled.id, begun),
             value: sampled.probs.value,
             top: [{**self._named(i), value: p} for i, p in sampled.probs.top],
         }
 
-    def _named(self, token: int) -> Json:
-        raw = self._tokenizer.piece(token, self._special or token in self._preserved)
+    def _named(self, token: int, begun: Sequence[int] = ()) -> Json:
+        raw = b"".join(self._piece(part) for part in (*begun, token))
         return {"id": token, "token": raw.decode(errors="replace"), "bytes": list(raw)}
+
+    def _piece(self, token: int) -> bytes:
+        return self._tokenizer.piece(token, self._special or token in self._preserved)
 
 
 class NativeChoice:
@@ -127,7 +134,8 @@ class NativeChoice:
     ) -> None:
         self.index = index
         self.done: Done | None = None
-        self.probabilities: list[Json] = []
+        self._probabilities: list[tuple[int, Json]] = []
+        self._begun: list[int] = []
         self._prompt = prompt
         self._params = params
         self._settings = settings
@@ -154,11 +162,13 @@ class NativeChoice:
         self._n_decoded += 1
         self._n_sent += len(event.text)
         if event.incomplete:
+            self._begun.append(event.token)
             return None
+        begun, self._begun = self._begun, []
         chunk = self._chunk(event.text, event.token, event.timings, ended=bool(event.stop_word))
         if event.sampled.probs is not None:
-            entry = self._names.entry(event.sampled)
-            self.probabilities.append(entry)
+            entry = self._names.entry(event.sampled, begun)
+            self._probabilities.append((self._n_decoded, entry))
             chunk["completion_probabilities"] = [entry]
         return chunk
 
@@ -185,7 +195,8 @@ class NativeChoice:
     def _kept_probabilities(self) -> list[Json]:
         """Those of the text: the tokens of a stop string are cut off."""
         assert self.done is not None
-        return self.probabilities[: len(self.probabilities) - self.done.n_stop_cut]
+        n_kept = self._n_decoded - self.done.n_stop_cut
+        return [entry for at, entry in self._probabilities if at <= n_kept]
 
     def _chunk(self, text: str, token: int, t: Timings, *, ended: bool = False) -> Json:
         chunk: Json = {

@@ -252,6 +252,7 @@ class Worker:
         except Exception as error:
             self._post(_set_exception, future, error)
         else:
+            self._slots = engine.views()  # who hears of the result sees what it changed
             self._post(_set_result, future, result)
 
     def _post(self, function: Callable[..., None], *args: object) -> None:
