@@ -83,6 +83,11 @@ class PromptCache:
             entry.used = self._clock
         return max((e for e in chain if len(e) < len(prompt)), key=len, default=None)
 
+    def n_common(self, prompt: Sequence[int]) -> int:
+        """Leading tokens of the prompt that some entry has too."""
+        ids = np.array(prompt, dtype=np.int32)
+        return max((_n_equal(entry.tokens, ids) for entry in self._entries), default=0)
+
     def prefixes(self, tokens: Sequence[int]) -> list[Snapshot]:
         """Snapshots of true prefixes of ``tokens``, growing."""
         chain = self._chain(np.array(tokens, dtype=np.int32))
@@ -170,3 +175,9 @@ class PromptCache:
 
     def _usefulness(self, entry: Entry) -> float:
         return entry.gain / (1 + self._clock - entry.used)
+
+
+def _n_equal(a: Ids, b: Ids) -> int:
+    n = min(len(a), len(b))
+    differs = np.flatnonzero(a[:n] != b[:n])
+    return int(differs[0]) if len(differs) else n

@@ -6,12 +6,13 @@ them. Running out of KV blocks empties idle slots, longest idle first.
 
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from gguf_hybrid.memory.hybrid import HybridMemory, KVExhausted, Snapshot
 from gguf_hybrid.memory.sequence_file import SavedSequence
 from gguf_hybrid.step import Row
 
-from .admission import longest_idle
+from .admission import common_prefix, longest_idle
 from .cache import PromptCache
 from .request import Request
 from .scheduler import Work
@@ -23,6 +24,18 @@ N_SAVED_CHECKPOINTS = 3
 """Earlier states in a slot file; with a large state they are most of its bytes."""
 
 
+@dataclass(frozen=True, slots=True)
+class Reuse:
+    """Where the beginning of a prompt came from.
+
+    n_restored  tokens from the cache
+    n_known     leading tokens of the prompt that the slot or the cache had seen, state or not
+    """
+
+    n_restored: int = 0
+    n_known: int = 0
+
+
 class Contents:
     """The sequences of all slots, and the cache they share."""
 
@@ -31,25 +44,31 @@ class Contents:
         self.cache = cache
         self._slots = slots
 
-    def reuse(self, slot: Slot, request: Request) -> None:
+    def reuse(self, slot: Slot, request: Request) -> Reuse:
         """Bring a slot to the longest prefix of the prompt that is known: what it holds already,
         an entry of the cache, or nothing. At least one token is left to read."""
-        prompt = request.prompt
         if not request.cache_prompt:
             self.displace(slot)
-            return
-        n_live = len(slot.tokens)
-        if 0 < n_live < len(prompt) and slot.tokens == list(prompt[:n_live]):
+            return Reuse()
+        prompt = list(request.prompt)
+        n_live = common_prefix(slot.tokens, prompt)
+        n_known = max(n_live, self.cache.n_common(prompt))
+        if 0 < n_live == len(slot.tokens) < len(prompt):
             entry = self.cache.find(prompt)
             if entry is None or len(entry) <= n_live:
                 self.cache.checkpoint(slot.id, slot.tokens)
-                return
+                return Reuse(n_known=n_known)
         self.displace(slot)
-        found = self.cache.find(prompt)
-        if found is not None and self.with_room(
-            lambda: self.memory.restore(slot.id, found.snapshot)
+        return Reuse(self._restore(slot, prompt), n_known)
+
+    def _restore(self, slot: Slot, prompt: list[int]) -> int:
+        """Tokens brought back into an empty slot."""
+        entry = self.cache.find(prompt)
+        if entry is not None and self.with_room(
+            lambda: self.memory.restore(slot.id, entry.snapshot)
         ):
-            slot.tokens = found.tokens.tolist()
+            slot.tokens = entry.tokens.tolist()
+        return len(slot.tokens)
 
     def copy_prompt(self, source: Slot, target: Slot) -> None:
         """``target`` goes on from where ``source`` is."""

@@ -9,16 +9,30 @@ from collections.abc import Iterable
 
 from gguf_hybrid.step import CHUNK
 
+TAIL_STEP = 512
+TAIL_GROWTH = 4
+
 
 def must_cut(n_prompt: int, boundaries: Iterable[int], every: int = 0) -> tuple[int, ...]:
     """Positions no row of the prompt may step over, growing; the last one is its end.
 
     The state is kept at all others. One of them is a token before the end: the same prompt sent
-    again re-reads one token. ``every``, a multiple of ``CHUNK``, adds its own multiples.
+    again re-reads one token. ``every`` (0 = never) is the distance of further ones.
     """
-    regular = range(every, n_prompt, every) if every else ()
-    inner = {cut for cut in (*boundaries, *regular, n_prompt - 1) if 0 < cut < n_prompt}
-    return (*sorted(inner), n_prompt)
+    inner = {*boundaries, *_regular(n_prompt, every), n_prompt - 1}
+    return (*sorted(cut for cut in inner if 0 < cut < n_prompt), n_prompt)
+
+
+def _regular(n_prompt: int, every: int) -> Iterable[int]:
+    """Multiples of ``every``, and places ever sparser towards the beginning: an edit near the end
+    of a long prompt is the usual one. All are multiples of ``CHUNK``."""
+    if not every:
+        return
+    yield from range(every, n_prompt, every)
+    distance = TAIL_STEP
+    while distance < n_prompt:
+        yield (n_prompt - distance) // CHUNK * CHUNK
+        distance *= TAIL_GROWTH
 
 
 def row_end(start: int, cuts: tuple[int, ...], budget: int) -> int:

@@ -19,7 +19,7 @@ from gguf_hybrid.step import Row, Step
 
 from .admission import Admission, Admitted
 from .cache import PromptCache
-from .contents import Contents
+from .contents import Contents, Reuse
 from .options import EngineOptions
 from .request import Counters, Event, Failed, Progress, Request, SlotView, Started, Token
 from .scheduler import Scheduler, Work
@@ -177,13 +177,19 @@ class Engine:
             slot.follow(request, now)
         for slot, request in zip(admitted.slots, admitted.requests, strict=True):
             self._events.append(Started(request.id, slot.id, slot.n_ctx))
-        self.contents.reuse(first, job.request)
+        reuse = self.contents.reuse(first, job.request)
         first.note_owner(job.request)
         job.timings.cache_n = len(first.tokens)
-        self.counters.prompt_tokens_cached += len(first.tokens)
+        self._count_reuse(reuse, len(first.tokens), job.n_prompt)
         self._report_progress(job)
         for slot in admitted.slots:
             self._show_prompt_to_sampler(slot)
+
+    def _count_reuse(self, reuse: Reuse, n_cached: int, n_prompt: int) -> None:
+        counters = self.counters
+        counters.prompt_tokens_cached += n_cached
+        counters.prompt_tokens_restored += reuse.n_restored
+        counters.prompt_tokens_reread += max(min(reuse.n_known, n_prompt - 1) - n_cached, 0)
 
     def _show_prompt_to_sampler(self, slot: Slot) -> None:
         assert slot.job is not None

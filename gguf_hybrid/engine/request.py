@@ -183,6 +183,10 @@ class Counters:
 
     prompt_tokens: int = 0
     prompt_tokens_cached: int = 0
+    prompt_tokens_restored: int = 0
+    """Of ``prompt_tokens_cached``, those that came from a checkpoint or a parked conversation."""
+    prompt_tokens_reread: int = 0
+    """Of ``prompt_tokens``, those the slot or the cache knew but had no state for."""
     prompt_seconds: float = 0.0
     tokens_predicted: int = 0
     tokens_predicted_timed: int = 0

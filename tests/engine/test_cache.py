@@ -72,6 +72,16 @@ def test_edit_reads_from_the_last_checkpoint_before_it() -> None:
         assert ask(h, edited).timings.cache_n == reused
 
 
+def test_tokens_are_counted_by_where_they_came_from() -> None:
+    h = exact()
+    first = ask(h, prompt(300), boundaries=(120,))
+    ask(h, prompt(300) + first.tokens + prompt(10, 1))
+    ask(h, prompt(250) + prompt(10, 2))
+    c = h.engine.counters
+    assert c.prompt_tokens == 300 + 11 + 140 and c.prompt_tokens_cached == 304 + 120
+    assert c.prompt_tokens_restored == 120 and c.prompt_tokens_reread == 130
+
+
 def test_shorter_prompt_works() -> None:
     h = exact()
     ask(h, prompt(300), boundaries=(120,))

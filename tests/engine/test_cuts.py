@@ -7,6 +7,11 @@ from gguf_hybrid.engine.cuts import first_piece, must_cut, row_end
 from gguf_hybrid.step import CHUNK
 
 
+def test_long_prompt_has_places_that_follow_its_end() -> None:
+    assert must_cut(3000, (), 8192) == (896, 2432, 2999, 3000)
+    assert all(cut % CHUNK == 0 for cut in must_cut(70_001, (), 8192)[:-2])
+
+
 def walk(start: int, cuts: tuple[int, ...], budgets: list[int]) -> list[int]:
     ends = []
     while start < cuts[-1]:
