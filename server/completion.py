@@ -4,7 +4,7 @@ A route turns its own body into completion fields and token ids; ``make_requests
 requests of it, with a sampler and a text reader each, so that choices share no state.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from gguf_hybrid.engine.request import Request
@@ -12,6 +12,7 @@ from gguf_hybrid.errors import RequestError
 from gguf_hybrid.sampling.chain import Sampler
 from gguf_hybrid.sampling.constraint import Trigger
 from gguf_hybrid.sampling.grammar import Grammar
+from gguf_hybrid.sampling.reasoning_budget import ReasoningBudget
 from gguf_hybrid.text.stop import TextReader
 
 from .context import Loaded
@@ -19,6 +20,9 @@ from .results import Json, generation_settings, slot_params
 from .schema import CompletionParams
 
 Ids = tuple[int, ...]
+
+NewBudget = Callable[[], ReasoningBudget | None]
+"""Makes the thinking budget of one choice."""
 
 # llama.cpp's numbers for kinds of triggers.
 _TRIGGER_TOKEN, _TRIGGER_WORD = 0, 1
@@ -40,6 +44,7 @@ def make_completions(
     prompts: Sequence[Ids],
     *,
     grammar: Grammar | None = None,
+    budget: NewBudget = lambda: None,
     kind: str = "completion",
     boundaries: tuple[int, ...] = (),
 ) -> list[list[Completion]]:
@@ -47,7 +52,7 @@ def make_completions(
 
     Compiles the grammar, which may take a while: call it off the event loop.
     """
-    maker = _Maker(loaded, params, grammar, kind, boundaries)
+    maker = _Maker(loaded, params, grammar, budget, kind, boundaries)
     return [
         [maker.make(prompt, at * params.n_cmpl + k, k) for k in range(params.n_cmpl)]
         for at, prompt in enumerate(prompts)
@@ -61,6 +66,7 @@ class _Maker:
     loaded: Loaded
     params: CompletionParams
     grammar: Grammar | None
+    budget: NewBudget
     kind: str
     boundaries: tuple[int, ...]
 
@@ -72,10 +78,11 @@ class _Maker:
             params = replace(params, sampling=sampling)
         settings = generation_settings(params, loaded.tokenizer, loaded.runtime.speculative_types)
         constraint = None if self.grammar is None else self.grammar.start(loaded.grammar_vocab)
+        vocab = loaded.runtime.sampling_vocab
         request = Request(
             id=loaded.next_id(),
             prompt=prompt,
-            sampler=Sampler(params.sampling, loaded.runtime.sampling_vocab, constraint),
+            sampler=Sampler(params.sampling, vocab, constraint, self.budget()),
             reader=_reader(loaded, params),
             n_predict=_n_predict(loaded, params),
             id_slot=params.id_slot,
