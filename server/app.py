@@ -12,7 +12,7 @@ from aiohttp.typedefs import Handler
 
 from gguf_hybrid.errors import RequestError
 
-from . import absent, info, native, slot_actions
+from . import absent, info, native, openai_chat, openai_text, slot_actions
 from .auth import PUBLIC_PATHS, has_valid_key
 from .context import CONTEXT, Context, context_of
 from .cors import allow_origin, preflight_headers
@@ -25,7 +25,14 @@ MAX_BODY_BYTES = 256 * 2**20
 
 
 def all_routes() -> tuple[Route, ...]:
-    return (*info.ROUTES, *native.ROUTES, *slot_actions.ROUTES, *absent.ROUTES)
+    return (
+        *info.ROUTES,
+        *native.ROUTES,
+        *openai_text.ROUTES,
+        *openai_chat.ROUTES,
+        *slot_actions.ROUTES,
+        *absent.ROUTES,
+    )
 
 
 def create_app(context: Context) -> web.Application:

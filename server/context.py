@@ -28,6 +28,7 @@ from gguf_hybrid.text.tokenizer import Tokenizer
 from .config import ServerConfig
 from .errors import loading, server_error
 from .metrics import RateWindow
+from .replies import Replies
 from .schema import CompletionParams, CompletionSchema
 
 BUILD_INFO = "b11434-gguf-hybrid"
@@ -89,6 +90,7 @@ class Loaded:
         self.tokenizer = runtime.tokenizer
         self.worker = runtime.worker
         self.config = config
+        self.replies = Replies()
         self._ids = itertools.count()
         file_defaults = CompletionParams(
             sampling=SamplingParams().with_gguf_metadata(runtime.metadata).resolved(),

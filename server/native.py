@@ -23,7 +23,7 @@ from .schema import CompletionParams
 async def completion(request: web.Request) -> web.StreamResponse:
     body = parse_object(await request.read())
     model = loaded(request)
-    params, completions = await asyncio.to_thread(_prepare, model, body)
+    params, completions = await asyncio.to_thread(prepare, model, body)
     return await answer(
         request,
         model.worker,
@@ -34,7 +34,7 @@ async def completion(request: web.Request) -> web.StreamResponse:
     )
 
 
-def _prepare(model: Loaded, body: Json) -> tuple[CompletionParams, list[list[Completion]]]:
+def prepare(model: Loaded, body: Json) -> tuple[CompletionParams, list[list[Completion]]]:
     """Everything that takes time with long prompts and grammars."""
     prompt = required(body, "prompt")
     params = model.schema.read(body)
