@@ -17,7 +17,6 @@ namespace ggh {
 namespace GGH_OPS_ISA {
 
 constexpr int64_t kDeltaColumns = 32;
-constexpr int kColumnVectors = kDeltaColumns / W;
 
 // Scratch of one head: activations of kDeltaTokens tokens and the state in blocks of columns.
 struct DeltaScratch {
@@ -85,22 +84,21 @@ struct Columns {
   int64_t stride;
 };
 
-// One token for one block of columns. `from` may be `to`.
+// One token for C vectors of columns. `from` may be `to`. The sums of a column do not depend on C.
+template <int C>
 static inline void delta_token(Columns from, Columns to, int64_t dim, const float* q,
                                const float* k, const float* v, float decay, float beta,
                                float scale, float* o) {
-  vf even[kColumnVectors], odd[kColumnVectors], d[kColumnVectors];
-  for (int c = 0; c < kColumnVectors; c++) even[c] = odd[c] = vset(0.0f);
+  vf even[C], odd[C], d[C];
+  for (int c = 0; c < C; c++) even[c] = odd[c] = vset(0.0f);
   for (int64_t i = 0; i < dim; i += 2) {
     const float* row = from.data + i * from.stride;
     const vf k0 = vset(k[i]), k1 = vset(k[i + 1]);
-    for (int c = 0; c < kColumnVectors; c++) {
-      even[c] = vfma(k0, vload(row + c * W), even[c]);
-      odd[c] = vfma(k1, vload(row + from.stride + c * W), odd[c]);
-    }
+    for (int c = 0; c < C; c++) even[c] = vfma(k0, vload(row + c * W), even[c]);
+    for (int c = 0; c < C; c++) odd[c] = vfma(k1, vload(row + from.stride + c * W), odd[c]);
   }
   const vf g = vset(decay);
-  for (int c = 0; c < kColumnVectors; c++) {
+  for (int c = 0; c < C; c++) {
     d[c] = vset(beta) * (vload(v + c * W) - g * (even[c] + odd[c]));
     even[c] = odd[c] = vset(0.0f);
   }
@@ -108,18 +106,18 @@ static inline void delta_token(Columns from, Columns to, int64_t dim, const floa
     const float* row = from.data + i * from.stride;
     float* out = to.data + i * to.stride;
     const vf k0 = vset(k[i]), k1 = vset(k[i + 1]), q0 = vset(q[i]), q1 = vset(q[i + 1]);
-    for (int c = 0; c < kColumnVectors; c++) {
-      const vf m0 = vfma(k0, d[c], vload(row + c * W) * g);
-      const vf m1 = vfma(k1, d[c], vload(row + from.stride + c * W) * g);
-      vstore(out + c * W, m0);
-      vstore(out + to.stride + c * W, m1);
-      even[c] = vfma(q0, m0, even[c]);
-      odd[c] = vfma(q1, m1, odd[c]);
+    for (int c = 0; c < C; c++) {
+      const vf m = vfma(k0, d[c], vload(row + c * W) * g);
+      vstore(out + c * W, m);
+      even[c] = vfma(q0, m, even[c]);
+    }
+    for (int c = 0; c < C; c++) {
+      const vf m = vfma(k1, d[c], vload(row + from.stride + c * W) * g);
+      vstore(out + to.stride + c * W, m);
+      odd[c] = vfma(q1, m, odd[c]);
     }
   }
-  for (int c = 0; c < kColumnVectors; c++) {
-    vstore(o + c * W, (even[c] + odd[c]) * vset(scale));
-  }
+  for (int c = 0; c < C; c++) vstore(o + c * W, (even[c] + odd[c]) * vset(scale));
 }
 
 // Where the state after token t goes: a pool row for the last n_write tokens, else scratch.
@@ -133,25 +131,38 @@ static inline Columns columns_after(const DeltaHead& head, int64_t t, int64_t co
 }
 
 static inline Columns columns_before(const DeltaHead& head, int64_t t, int64_t column,
-                                     float* state) {
+                                     int64_t n_columns, float* state) {
   if (t > 0) return columns_after(head, t - 1, column, state);
   if (head.state_in != nullptr) {
     return {const_cast<float*>(head.state_in) + head.delta_offset + column, head.dim};
   }
-  memset(state + column * head.dim, 0, sizeof(float) * head.dim * kDeltaColumns);
-  return {state + column * head.dim, kDeltaColumns};
+  memset(state + column * head.dim, 0, sizeof(float) * head.dim * n_columns);
+  return {state + column * head.dim, n_columns};
 }
 
-static void absorb_tokens(const DeltaHead& head, int64_t t0, int64_t n, const DeltaScratch& s) {
+// All columns in blocks of C vectors, each through tokens t0 .. t0 + n - 1.
+template <int C>
+static void absorb_columns(const DeltaHead& head, int64_t t0, int64_t n, const DeltaScratch& s) {
   const float scale = 1.0f / sqrtf(static_cast<float>(head.dim));
-  for (int64_t column = 0; column < head.dim; column += kDeltaColumns) {
+  for (int64_t column = 0; column < head.dim; column += C * W) {
     for (int64_t i = 0; i < n; i++) {
-      const Columns from = columns_before(head, t0 + i, column, s.state);
+      const Columns from = columns_before(head, t0 + i, column, C * W, s.state);
       const Columns to = columns_after(head, t0 + i, column, s.state);
       const int64_t row = i * head.dim;
-      delta_token(from, to, head.dim, s.q + row, s.k + row, s.v + row + column, s.decay[i],
-                  s.beta[i], scale, s.o + row + column);
+      delta_token<C>(from, to, head.dim, s.q + row, s.k + row, s.v + row + column,
+                              s.decay[i], s.beta[i], scale, s.o + row + column);
     }
+  }
+}
+
+// A single token streams whole rows of the state from memory to memory; a run of tokens keeps a
+// narrow block of columns in the first cache level.
+static void absorb_tokens(const DeltaHead& head, int64_t t0, int64_t n, const DeltaScratch& s) {
+  constexpr int kNarrow = kDeltaColumns / W, kWide = kRegisters / 4;
+  if (head.n_tokens == 1 && head.dim % (kWide * W) == 0) {
+    absorb_columns<kWide>(head, t0, n, s);
+  } else {
+    absorb_columns<kNarrow>(head, t0, n, s);
   }
 }
 

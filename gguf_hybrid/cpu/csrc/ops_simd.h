@@ -41,7 +41,6 @@ static inline void store_half(uint16_t* p, vf x) {
   const __m256i half = _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), half);
 }
-static inline void store_stream(float* p, vf x) { _mm512_stream_ps(p, x); }
 static inline bool any_greater(vf a, vf b) {
   return _mm512_cmp_ps_mask(a, b, _CMP_GT_OQ) != 0;
 }
@@ -61,7 +60,6 @@ static inline void store_half(uint16_t* p, vf x) {
   const __m128i half = _mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
   _mm_storeu_si128(reinterpret_cast<__m128i*>(p), half);
 }
-static inline void store_stream(float* p, vf x) { _mm256_stream_ps(p, x); }
 static inline bool any_greater(vf a, vf b) {
   return _mm256_movemask_ps(_mm256_cmp_ps(a, b, _CMP_GT_OQ)) != 0;
 }
@@ -80,7 +78,6 @@ static inline vf load_half(const uint16_t* p) {
 static inline void store_half(uint16_t* p, vf x) {
   vst1_u16(p, vreinterpret_u16_f16(vcvt_f16_f32(x)));
 }
-static inline void store_stream(float* p, vf x) { vst1q_f32(p, x); }
 static inline bool any_greater(vf a, vf b) { return vmaxvq_u32(vcgtq_f32(a, b)) != 0; }
 
 #else
@@ -132,7 +129,6 @@ static inline vf load_half(const uint16_t* p) {
 static inline void store_half(uint16_t* p, vf x) {
   for (int i = 0; i < 4; i++) p[i] = float_to_half(x[i]);
 }
-static inline void store_stream(float* p, vf x) { memcpy(p, &x, sizeof x); }
 static inline bool any_greater(vf a, vf b) {
   const vi greater = a > b;
   return (greater[0] | greater[1] | greater[2] | greater[3]) != 0;
