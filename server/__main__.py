@@ -25,6 +25,8 @@ def main(argv: Sequence[str] | None = None, *, demo_without_model: bool = False)
     words = sys.argv[1:] if argv is None else list(argv)
     try:
         arguments = parse(words, demo_without_model=demo_without_model)
+        if arguments.server.source.hf_repo is None and not arguments.action:
+            find_model(arguments.server.source)  # a wrong path should end the program at once
     except ConfigError as error:
         print(error, file=sys.stderr)
         return 1

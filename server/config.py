@@ -21,11 +21,9 @@ class LogConfig:
     disabled: bool = False
     file: str | None = None
     jsonl: bool = False
-    colors: str = "auto"
     prefix: bool = True
     timestamps: bool = True
     verbosity: int = 3
-    verbose: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -167,9 +167,6 @@ SERVER_FLAGS: tuple[Flag, ...] = (
         "LOG_JSONL",
         off="--no-log-jsonl",
     ),
-    value(
-        "--log-colors", "log.colors", on_off_auto("--log-colors"), "on|off|auto", "", "LOG_COLORS"
-    ),
     switch("--log-prefix", "log.prefix", "level in front", "LOG_PREFIX", off="--no-log-prefix"),
     switch(
         "--log-timestamps",
@@ -203,6 +200,7 @@ SERVER_FLAGS: tuple[Flag, ...] = (
     ignored("--media-path", "DIR", note="image input is not supported"),
     ignored("-lcs --lookup-cache-static", "FILE"),
     ignored("-lcd --lookup-cache-dynamic", "FILE"),
+    ignored("--log-colors", "on|off|auto", "LOG_COLORS", read=on_off_auto("--log-colors")),
     ignored("--log-prompts-dir", "DIR", note="prompts are not written to disk"),
     refused("--rerank --reranking", "", "a generative model has no ranking head", "RERANKING"),
     refused(

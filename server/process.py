@@ -25,7 +25,7 @@ from .request_log import AccessLogger
 log = logging.getLogger(__name__)
 
 SHUTDOWN_SECONDS = 1.0
-"""How long running answers may take to notice that they are cancelled."""
+"""How long running answers may take to end, and the engine to end its pass."""
 
 OnFailure = Callable[[BaseException], None]
 Load = Callable[[Arguments, OnFailure], Coroutine[Any, Any, Runtime]]
@@ -61,9 +61,7 @@ class Process:
             log.error("%s", error)
             return 1
         finally:
-            await runner.cleanup()
-            if self._runtime is not None:
-                await self._runtime.close(timeout=SHUTDOWN_SECONDS)
+            await asyncio.gather(runner.cleanup(), self._close_runtime())
 
     async def _serve(self) -> int:
         stopped: asyncio.Future[Any] = asyncio.create_task(self._stop.wait())
@@ -86,6 +84,10 @@ class Process:
         self._context.failure = f"{type(error).__name__}: {error}"
         log.error("the engine has stopped: %s", self._context.failure)
         self._stop.set()
+
+    async def _close_runtime(self) -> None:
+        if self._runtime is not None:
+            await self._runtime.close(timeout=SHUTDOWN_SECONDS)
 
     def _announce(self, model: Loaded) -> None:
         limits = model.runtime.limits

@@ -96,7 +96,8 @@ class ServerProcess:
         connection = self.connect()
         try:
             connection.request("GET", path)
-            return connection.getresponse().status
+            with connection.getresponse() as response:
+                return response.status
         except OSError:
             return None
         finally:
