@@ -10,7 +10,10 @@ from ctypes import POINTER, c_float, c_int32, c_int64, c_size_t, c_uint64, c_voi
 from enum import IntEnum
 from typing import Any
 
-from .library import Weight
+import numpy as np
+from numpy.typing import NDArray
+
+from .library import Floats, Pool, Weight, check
 
 SIZES = (
     "n_embd",
@@ -126,3 +129,37 @@ def declare(library: ctypes.CDLL) -> ctypes.CDLL:
         function = getattr(library, name)
         function.restype, function.argtypes = result, arguments
     return library
+
+
+def argmax(pool: Pool, logits: Floats) -> NDArray[np.int32]:
+    """The first index of the largest value of each row of ``logits`` [n_rows, n_vocab]."""
+    ids = np.empty(len(logits), np.int32)
+    status = declare(pool.library.c).ggh_argmax(pool.handle, *_rows(logits), ids.ctypes.data)
+    check(status, "argmax")
+    return ids
+
+
+def log_sum_exp(pool: Pool, logits: Floats) -> NDArray[np.float64]:
+    """log(sum(exp(row))) of each row."""
+    sums = np.empty(len(logits), np.float64)
+    status = declare(pool.library.c).ggh_log_sum_exp(pool.handle, *_rows(logits), sums.ctypes.data)
+    check(status, "log-sum-exp")
+    return sums
+
+
+def top_k(pool: Pool, logits: Floats, k: int) -> tuple[NDArray[np.int32], Floats]:
+    """The k largest of each row in descending order, the lower id first among equals:
+    ids and values, each [n_rows, k]."""
+    shape = (len(logits), k)
+    ids, values = np.empty(shape, np.int32), np.empty(shape, np.float32)
+    status = declare(pool.library.c).ggh_top_k(
+        pool.handle, *_rows(logits), k, ids.ctypes.data, values.ctypes.data
+    )
+    check(status, "top-k")
+    return ids, values
+
+
+def _rows(logits: Floats) -> tuple[int, int, int, int]:
+    """Address, rows, columns and stride of float32 rows."""
+    assert logits.dtype == np.float32 and logits.strides[-1] == 4
+    return logits.ctypes.data, *logits.shape, logits.strides[0] // 4
