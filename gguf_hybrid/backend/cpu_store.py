@@ -110,7 +110,9 @@ class CpuStore:
 
 
 def _map(nbytes: int) -> mmap.mmap:
-    return mmap.mmap(-1, max(nbytes, mmap.PAGESIZE))
+    """Private memory: a shared mapping, Python's default, never gives pages back."""
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+    return mmap.mmap(-1, max(nbytes, mmap.PAGESIZE), flags=flags)
 
 
 def _view(memory: mmap.mmap, dtype: type, shape: tuple[int, ...]) -> npt.NDArray:  # type: ignore[type-arg]
