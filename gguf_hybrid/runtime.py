@@ -144,8 +144,7 @@ class Runtime:
         began = time.perf_counter()
         backend = create_backend(self.model_config, self.config)
         with _LoadingBar(stopped) as progress:
-            trunk = dict(self.opened.tensors.trunk)
-            model = Qwen35(self.model_config, trunk, backend, progress)
+            model = Qwen35(self.model_config, self.opened.tensors.trunk, backend, progress)
         engine = Engine(model, self.engine_options())
         store = engine.memory.store
         log.info(

@@ -17,6 +17,7 @@ from typing import Any, Protocol
 from gguf_hybrid.config import ModelConfig
 from gguf_hybrid.memory.store import Floats, StateSnapshot, Store, StoreSpec
 from gguf_hybrid.step import Step
+from gguf_hybrid.weights.ggml import GGMLType
 from gguf_hybrid.weights.reader import TensorInfo
 
 Tensors = Mapping[str, TensorInfo]
@@ -30,6 +31,8 @@ class Backend(Protocol):
     config: ModelConfig
     name: str
     """As shown in the start-up log, for example ``mlx (cpu)`` or ``cpu (avx512-vnni)``."""
+    kernel_types: frozenset[GGMLType]
+    """Matrix types ``prepare_*`` takes; others are decoded to F32 before they get there."""
 
     def prepare_embedding(self, token_embd: TensorInfo) -> Any: ...
 

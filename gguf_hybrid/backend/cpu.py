@@ -70,6 +70,7 @@ class CpuBackend:
         self.n_threads = n_threads if n_threads > 0 else _n_processors()
         self.n_threads_batch = n_threads_batch if n_threads_batch > 0 else self.n_threads
         library = load()
+        self.kernel_types = library.types()
         self.name = f"cpu ({library.variant}, {arithmetic}, {self.n_threads} threads)"
         self._limit = max(self.n_threads, self.n_threads_batch)
         self._pool = Pool(library, self._limit)

@@ -13,6 +13,7 @@ import numpy as np
 
 from gguf_hybrid.config import ModelConfig
 from gguf_hybrid.step import BLOCK, CHUNK, Row, Step
+from gguf_hybrid.weights.ggml import GGMLType
 from gguf_hybrid.weights.reader import TensorInfo
 
 from .base import Floats, StoreSpec, Tensors
@@ -56,6 +57,8 @@ class Plan:
 
 class MlxBackend:
     """``gguf_hybrid.backend.base.Backend`` in plain MLX, float32 throughout."""
+
+    kernel_types = frozenset(GGMLType)
 
     def __init__(self, config: ModelConfig, device: mx.Device | None = None) -> None:
         if device is not None:

@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gguf_hybrid.errors import BackendError
+from gguf_hybrid.weights.ggml import GGMLType
 
 ABI_VERSION = 1
 FILE_NAMES = ("libggh.so", "libggh.dylib")
@@ -147,6 +148,10 @@ class Library:
         text = self.c.ggh_cpu_problem()
         return None if text is None else text.decode()
 
+    def types(self) -> frozenset[GGMLType]:
+        """The weight types that have kernels."""
+        return frozenset(t for t in GGMLType if self.c.ggh_block_size(int(t)))
+
     def supports(self, ggml_type: int, k: int) -> bool:
         """Whether rows of ``k`` weights of this type have kernels."""
         return bool(self.c.ggh_row_bytes(ggml_type, k))
@@ -274,9 +279,9 @@ def _row_stride(x: Floats) -> int:
     """Elements between the rows of x, whose columns are contiguous."""
     assert x.ndim == 2 and x.dtype == np.float32
     if len(x) < 2:  # NumPy leaves the strides of such axes open
-        return x.shape[1]
+        return int(x.shape[1])
     assert x.strides[1] == x.itemsize
-    return x.strides[0] // x.itemsize
+    return int(x.strides[0] // x.itemsize)
 
 
 def _product(weights: Sequence[Weight], results: Sequence[Floats]) -> tuple[Any, ...]:

@@ -5,12 +5,14 @@ keeps its tensors under their GGUF names. The next-token (MTP) block is recognis
 left out here. x <- x + mixer(RMS(x)); x <- x + FFN(RMS(x)) per block, then norm and head.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from gguf_hybrid.backend.base import Backend, Floats, Store, StoreSpec
 from gguf_hybrid.config import ModelConfig
 from gguf_hybrid.step import Step
+from gguf_hybrid.weights.decode import computable
+from gguf_hybrid.weights.layout import check_tensors
 from gguf_hybrid.weights.reader import GGUFFile, TensorInfo
 
 Progress = Callable[[float], None]
@@ -23,20 +25,22 @@ class Qwen35:
     def __init__(
         self,
         config: ModelConfig,
-        tensors: dict[str, TensorInfo],
+        tensors: Mapping[str, TensorInfo],
         backend: Backend,
         progress: Progress = lambda fraction: None,
     ) -> None:
         self.config = config
         self.backend = backend
-        self.token_embd = backend.prepare_embedding(tensors["token_embd.weight"])
+        outer = {n: t for n, t in tensors.items() if not n.startswith("blk.")}
+        outer = computable(outer, backend.kernel_types)
+        self.token_embd = backend.prepare_embedding(outer["token_embd.weight"])
         self.blk: list[Any] = []
         for layer in range(config.n_layer):
-            self.blk.append(backend.prepare_block(layer, _block_tensors(tensors, layer)))
+            block = computable(_block_tensors(tensors, layer), backend.kernel_types)
+            self.blk.append(backend.prepare_block(layer, block))
             progress((layer + 1) / (config.n_layer + 1))
-        output = tensors.get("output.weight", tensors["token_embd.weight"])
-        norm = tensors["output_norm.weight"]
-        self.head = backend.prepare_head(norm, output, self.token_embd)
+        output = outer.get("output.weight", outer["token_embd.weight"])
+        self.head = backend.prepare_head(outer["output_norm.weight"], output, self.token_embd)
         progress(1.0)
 
     def new_store(self, spec: StoreSpec) -> Store:
@@ -60,7 +64,7 @@ class Qwen35:
         return backend.logits(self.head, x, plan)
 
 
-def _block_tensors(tensors: dict[str, TensorInfo], layer: int) -> dict[str, TensorInfo]:
+def _block_tensors(tensors: Mapping[str, TensorInfo], layer: int) -> dict[str, TensorInfo]:
     prefix = f"blk.{layer}."
     return {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
 
@@ -68,5 +72,6 @@ def _block_tensors(tensors: dict[str, TensorInfo], layer: int) -> dict[str, Tens
 def load(
     file: GGUFFile, config: ModelConfig, backend: Backend, progress: Progress = lambda _: None
 ) -> Qwen35:
-    """The model of an opened and checked file."""
-    return Qwen35(config, dict(file.tensors), backend, progress)
+    """The model of an opened file; raises GGUFError if its tensors are not those of ``config``."""
+    trunk = check_tensors(config, file.tensors, str(file.path)).trunk
+    return Qwen35(config, trunk, backend, progress)
