@@ -108,9 +108,8 @@ def _check(
     # An MTP-only file is no model; a name of the trunk lets its numbers be read all the same.
     names = {*shapes, "blk.0.attn_norm.weight"} if mtp_only else shapes.keys()
     config = ModelConfig.from_metadata(values, names, str(source))
-    expected = expected_mtp_tensors(config)
-    if not mtp_only:
-        expected |= expected_tensors(config)
+    expected = {} if mtp_only else expected_tensors(config)
+    expected |= expected_mtp_tensors(config)
     for name, shape in expected.items():
         if name not in shapes:
             raise GGUFError(f"{source}: the weights lack tensor {name}")

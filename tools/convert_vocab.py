@@ -12,17 +12,11 @@ from typing import Any
 import numpy as np
 
 from gguf_hybrid.errors import ConfigError
+from gguf_hybrid.text.vocabulary import PRE_TOKENIZERS, TokenType
 from gguf_hybrid.weights.metadata import Field, ValueType
 
 from .convert_checkpoint import read_json
 
-PRE_TOKENIZERS = {
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}"
-    r"| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+": "qwen35",
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
-    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+": "qwen2",
-}
-NORMAL, CONTROL, USER_DEFINED, UNUSED = 1, 3, 4, 5
 SPECIAL_KEYS = {
     "bos": "bos_token_id",
     "eos": "eos_token_id",
@@ -71,8 +65,9 @@ def pre_tokenizer(path: Path, tokenizer: Mapping[str, Any]) -> str:
     step = tokenizer.get("pre_tokenizer") or {}
     steps = step.get("pretokenizers", [step])
     found = [s.get("pattern", {}).get("Regex") for s in steps if s.get("type") == "Split"]
-    if len(found) == 1 and found[0] in PRE_TOKENIZERS:
-        return PRE_TOKENIZERS[found[0]]
+    for name, regex in PRE_TOKENIZERS.items():
+        if found == [regex]:
+            return name
     kinds = ", ".join(str(s.get("type")) for s in steps)
     what = f"the regex {found[0]!r}" if found else f"the steps {kinds}"
     raise ConfigError(f"{path / 'tokenizer.json'}: unknown pre-tokenizer: {what}")
@@ -101,21 +96,23 @@ def _tokens(
         raise ConfigError(
             f"{path / 'tokenizer.json'}: id {largest} is outside vocab_size {n_vocab}"
         )
-    tokens, types = [], []
+    tokens: list[str] = []
+    types: list[int] = []
     for i in range(n_vocab):
         if i in added:
             tokens.append(added[i]["content"])
             types.append(_added_type(added[i]))
         else:
             tokens.append(texts.get(i, f"[PAD{i}]"))
-            types.append(NORMAL if i in texts else UNUSED)
+            types.append(TokenType.NORMAL if i in texts else TokenType.UNUSED)
     return tokens, types
 
 
-def _added_type(token: Mapping[str, Any]) -> int:
+def _added_type(token: Mapping[str, Any]) -> TokenType:
     text = token["content"]
     looks_special = text.startswith("<|") and text.endswith("|>")
-    return CONTROL if token.get("special") or looks_special else USER_DEFINED
+    special = token.get("special") or looks_special
+    return TokenType.CONTROL if special else TokenType.USER_DEFINED
 
 
 def _merges(path: Path, tokenizer: Mapping[str, Any]) -> list[str]:
