@@ -192,7 +192,7 @@ def _numbers(table: tuple[NumberField, ...], given: Mapping[str, object]) -> dic
 
 def _checked(entry: NumberField, value: int | float, spelled: str) -> float:
     if isinstance(value, int) and abs(value) >= 2**63:
-        raise _field_error(spelled, f"Value {value:.3e} is out of range")
+        raise _field_error(spelled, "Value does not fit into 64 bits")
     return entry.checked(value, spelled)
 
 
