@@ -1,5 +1,5 @@
 // Exact float32 values of blocks, one row at a time: w as the format defines it, each operation
-// rounded once. Plain loops; the compiler turns them into this variant's vector code.
+// rounded once.
 
 // 2^(e - 128), the scale of doubled E2M1 codes; e = 0 and 1 give subnormals.
 inline float power_of_two(uint8_t e) {
@@ -31,23 +31,33 @@ inline void decode_f16(const uint8_t* p, int64_t k, float* out) {
   for (; i < k; ++i) out[i] = read_half(p + 2 * i);
 }
 
+// Sixteen values d * code, or d * code + m: as ggml, the product is rounded before the sum.
+inline void store_scaled(float* y, Floats d, Ints codes) {
+  store_floats(y, multiply(d, to_floats(codes)));
+}
+inline void store_scaled(float* y, Floats d, Ints codes, Floats m) {
+  store_floats(y, add(multiply(d, to_floats(codes)), m));
+}
+inline Ints low_nibbles(const uint8_t* p) { return bits_and(load_bytes(p), ints(15)); }
+inline Ints high_nibbles(const uint8_t* p) { return shift_right<4>(load_bytes(p)); }
+// `n_bits` bits from `shift` on of each of sixteen bytes.
+inline Ints bits_of(const uint8_t* p, int shift, int n_bits) {
+  return bits_and(shift_right(load_bytes(p), shift), ints((1 << n_bits) - 1));
+}
+
 inline void decode_q4_0(const uint8_t* p, int64_t k, float* out) {
   each_block<kQ4_0>(p, k, out, [](const uint8_t* block, float* y) {
-    const float d = read_half(block);
-    for (int j = 0; j < 16; ++j) {
-      y[j] = d * static_cast<float>((block[2 + j] & 15) - 8);
-      y[j + 16] = d * static_cast<float>((block[2 + j] >> 4) - 8);
-    }
+    const Floats d = floats(read_half(block));
+    store_scaled(y, d, add(low_nibbles(block + 2), ints(-8)));
+    store_scaled(y + 16, d, add(high_nibbles(block + 2), ints(-8)));
   });
 }
 inline void decode_q4_1(const uint8_t* p, int64_t k, float* out) {
   each_block<kQ4_1>(p, k, out, [](const uint8_t* block, float* y) {
-    const float d = read_half(block);
-    const float m = read_half(block + 2);
-    for (int j = 0; j < 16; ++j) {
-      y[j] = d * static_cast<float>(block[4 + j] & 15) + m;
-      y[j + 16] = d * static_cast<float>(block[4 + j] >> 4) + m;
-    }
+    const Floats d = floats(read_half(block));
+    const Floats m = floats(read_half(block + 2));
+    store_scaled(y, d, low_nibbles(block + 4), m);
+    store_scaled(y + 16, d, high_nibbles(block + 4), m);
   });
 }
 
@@ -62,58 +72,64 @@ inline void five_bit_codes(const uint8_t* high, const uint8_t* nibbles, int32_t 
 }
 inline void decode_q5_0(const uint8_t* p, int64_t k, float* out) {
   each_block<kQ5_0>(p, k, out, [](const uint8_t* block, float* y) {
-    const float d = read_half(block);
+    const Floats d = floats(read_half(block));
     int32_t codes[32];
     five_bit_codes(block + 2, block + 6, codes);
-    for (int j = 0; j < 32; ++j) y[j] = d * static_cast<float>(codes[j] - 16);
+    store_scaled(y, d, add(load(codes), ints(-16)));
+    store_scaled(y + 16, d, add(load(codes + 16), ints(-16)));
   });
 }
 inline void decode_q5_1(const uint8_t* p, int64_t k, float* out) {
   each_block<kQ5_1>(p, k, out, [](const uint8_t* block, float* y) {
-    const float d = read_half(block);
-    const float m = read_half(block + 2);
+    const Floats d = floats(read_half(block));
+    const Floats m = floats(read_half(block + 2));
     int32_t codes[32];
     five_bit_codes(block + 4, block + 8, codes);
-    for (int j = 0; j < 32; ++j) y[j] = d * static_cast<float>(codes[j]) + m;
+    store_scaled(y, d, load(codes), m);
+    store_scaled(y + 16, d, load(codes + 16), m);
   });
 }
 inline void decode_q8_0(const uint8_t* p, int64_t k, float* out) {
   each_block<kQ8_0>(p, k, out, [](const uint8_t* block, float* y) {
-    const float d = read_half(block);
-    for (int j = 0; j < 32; ++j) y[j] = d * static_cast<float>(static_cast<int8_t>(block[2 + j]));
-  });
-}
-inline void decode_iq4_nl(const uint8_t* p, int64_t k, float* out) {
-  each_block<kIQ4_NL>(p, k, out, [](const uint8_t* block, float* y) {
-    const float d = read_half(block);
-    for (int j = 0; j < 16; ++j) {
-      y[j] = d * static_cast<float>(kIQ4Values[block[2 + j] & 15]);
-      y[j + 16] = d * static_cast<float>(kIQ4Values[block[2 + j] >> 4]);
-    }
-  });
-}
-inline void decode_mxfp4(const uint8_t* p, int64_t k, float* out) {
-  each_block<kMXFP4>(p, k, out, [](const uint8_t* block, float* y) {
-    const float d = power_of_two(block[0]);
-    for (int j = 0; j < 16; ++j) {
-      y[j] = d * static_cast<float>(kE2M1Doubled[block[1 + j] & 15]);
-      y[j + 16] = d * static_cast<float>(kE2M1Doubled[block[1 + j] >> 4]);
-    }
+    const Floats d = floats(read_half(block));
+    store_scaled(y, d, load_signed_bytes(block + 2));
+    store_scaled(y + 16, d, load_signed_bytes(block + 18));
   });
 }
 
+// The signed table values of 32 nibbles, scaled.
+inline void store_looked_up(float* y, Floats d, Table values, const uint8_t* nibbles) {
+  const auto value = [&](Ints indices) {
+    return shift_right_signed<24>(shift_left<24>(lookup(values, indices)));
+  };
+  store_scaled(y, d, value(low_nibbles(nibbles)));
+  store_scaled(y + 16, d, value(high_nibbles(nibbles)));
+}
+inline void decode_iq4_nl(const uint8_t* p, int64_t k, float* out) {
+  const Table values = table(kIQ4Values);
+  each_block<kIQ4_NL>(p, k, out, [&](const uint8_t* block, float* y) {
+    store_looked_up(y, floats(read_half(block)), values, block + 2);
+  });
+}
+inline void decode_mxfp4(const uint8_t* p, int64_t k, float* out) {
+  const Table values = table(kE2M1Doubled);
+  each_block<kMXFP4>(p, k, out, [&](const uint8_t* block, float* y) {
+    store_looked_up(y, floats(power_of_two(block[0])), values, block + 1);
+  });
+}
+
+// Where group g of 16 elements of Q2_K and Q3_K finds its bit pairs.
+inline Ints two_bit_codes(const uint8_t* pairs, int g) {
+  return bits_of(pairs + g / 8 * 32 + g % 2 * 16, g % 8 / 2 * 2, 2);
+}
 inline void decode_q2_k(const uint8_t* p, int64_t k, float* out) {
   each_block<kQ2_K>(p, k, out, [](const uint8_t* block, float* y) {
     const float d = read_half(block + 80);
     const float dmin = read_half(block + 82);
-    for (int group = 0; group < 16; ++group) {
-      const float scale = d * static_cast<float>(block[group] & 15);
-      const float minimum = dmin * static_cast<float>(block[group] >> 4);
-      const uint8_t* bytes = block + 16 + group / 8 * 32 + group % 2 * 16;
-      const int shift = group % 8 / 2 * 2;
-      for (int l = 0; l < 16; ++l) {
-        y[16 * group + l] = scale * static_cast<float>(bytes[l] >> shift & 3) - minimum;
-      }
+    for (int g = 0; g < 16; ++g) {
+      const Floats scale = floats(d * static_cast<float>(block[g] & 15));
+      const Floats minimum = floats(-dmin * static_cast<float>(block[g] >> 4));
+      store_scaled(y + 16 * g, scale, two_bit_codes(block + 16, g), minimum);
     }
   });
 }
@@ -127,16 +143,11 @@ inline int32_t q3_k_scale(const uint8_t* packed, int g) {
 inline void decode_q3_k(const uint8_t* p, int64_t k, float* out) {
   each_block<kQ3_K>(p, k, out, [](const uint8_t* block, float* y) {
     const float d = read_half(block + 108);
-    for (int group = 0; group < 16; ++group) {
-      const float scale = d * static_cast<float>(q3_k_scale(block + 96, group));
-      const uint8_t* bytes = block + 32 + group / 8 * 32 + group % 2 * 16;
-      const uint8_t* high = block + group % 2 * 16;
-      const int shift = group % 8 / 2 * 2;
-      const int bit = group / 2;
-      for (int l = 0; l < 16; ++l) {
-        const int32_t code = (bytes[l] >> shift & 3) + (high[l] >> bit & 1) * 4 - 4;
-        y[16 * group + l] = scale * static_cast<float>(code);
-      }
+    for (int g = 0; g < 16; ++g) {
+      const Floats scale = floats(d * static_cast<float>(q3_k_scale(block + 96, g)));
+      const Ints third = shift_left<2>(bits_of(block + g % 2 * 16, g / 2, 1));
+      const Ints codes = bits_or(two_bit_codes(block + 32, g), third);
+      store_scaled(y + 16 * g, scale, add(codes, ints(-4)));
     }
   });
 }
@@ -151,70 +162,65 @@ inline void k_scale_and_minimum(const uint8_t* packed, int g, int32_t* scale, in
     *minimum = packed[g + 4] >> 4 | packed[g] >> 6 << 4;
   }
 }
+// Calls decode_group(g, step, minimum) for the eight groups of a Q4_K or Q5_K block.
+template <class Fn>
+inline void each_k_group(const uint8_t* block, Fn decode_group) {
+  const float d = read_half(block);
+  const float dmin = read_half(block + 2);
+  for (int g = 0; g < 8; ++g) {
+    int32_t scale, minimum;
+    k_scale_and_minimum(block + 4, g, &scale, &minimum);
+    decode_group(g, floats(d * static_cast<float>(scale)),
+                 floats(-dmin * static_cast<float>(minimum)));
+  }
+}
 inline void decode_q4_k(const uint8_t* p, int64_t k, float* out) {
   each_block<kQ4_K>(p, k, out, [](const uint8_t* block, float* y) {
-    const float d = read_half(block);
-    const float dmin = read_half(block + 2);
-    for (int group = 0; group < 8; ++group) {
-      int32_t scale, minimum;
-      k_scale_and_minimum(block + 4, group, &scale, &minimum);
-      const float step = d * static_cast<float>(scale);
-      const float low = dmin * static_cast<float>(minimum);
-      const uint8_t* bytes = block + 16 + group / 2 * 32;
-      const int shift = group % 2 * 4;
-      for (int l = 0; l < 32; ++l) {
-        y[32 * group + l] = step * static_cast<float>(bytes[l] >> shift & 15) - low;
+    each_k_group(block, [&](int g, Floats step, Floats minimum) {
+      const uint8_t* nibbles = block + 16 + g / 2 * 32;
+      for (int part = 0; part < 2; ++part) {
+        const Ints codes = bits_of(nibbles + 16 * part, g % 2 * 4, 4);
+        store_scaled(y + 32 * g + 16 * part, step, codes, minimum);
       }
-    }
+    });
   });
 }
 inline void decode_q5_k(const uint8_t* p, int64_t k, float* out) {
   each_block<kQ5_K>(p, k, out, [](const uint8_t* block, float* y) {
-    const float d = read_half(block);
-    const float dmin = read_half(block + 2);
-    for (int group = 0; group < 8; ++group) {
-      int32_t scale, minimum;
-      k_scale_and_minimum(block + 4, group, &scale, &minimum);
-      const float step = d * static_cast<float>(scale);
-      const float low = dmin * static_cast<float>(minimum);
-      const uint8_t* bytes = block + 48 + group / 2 * 32;
-      const int shift = group % 2 * 4;
-      for (int l = 0; l < 32; ++l) {
-        const int32_t code = (bytes[l] >> shift & 15) + (block[16 + l] >> group & 1) * 16;
-        y[32 * group + l] = step * static_cast<float>(code) - low;
+    each_k_group(block, [&](int g, Floats step, Floats minimum) {
+      const uint8_t* nibbles = block + 48 + g / 2 * 32;
+      for (int part = 0; part < 2; ++part) {
+        const Ints low = bits_of(nibbles + 16 * part, g % 2 * 4, 4);
+        const Ints fifth = shift_left<4>(bits_of(block + 16 + 16 * part, g, 1));
+        store_scaled(y + 32 * g + 16 * part, step, bits_or(low, fifth), minimum);
       }
-    }
+    });
   });
 }
 inline void decode_q6_k(const uint8_t* p, int64_t k, float* out) {
   each_block<kQ6_K>(p, k, out, [](const uint8_t* block, float* y) {
     const float d = read_half(block + 208);
-    for (int group = 0; group < 16; ++group) {
-      const int run = group % 8 / 2;  // 32 elements, of four in half a block
-      const float scale = d * static_cast<float>(static_cast<int8_t>(block[192 + group]));
-      const uint8_t* low = block + group / 8 * 64 + run % 2 * 32 + group % 2 * 16;
-      const uint8_t* high = block + 128 + group / 8 * 32 + group % 2 * 16;
-      const int shift = run / 2 * 4;
-      for (int l = 0; l < 16; ++l) {
-        const int32_t code = (low[l] >> shift & 15) + (high[l] >> (2 * run) & 3) * 16 - 32;
-        y[16 * group + l] = scale * static_cast<float>(code);
-      }
+    for (int g = 0; g < 16; ++g) {
+      const int run = g % 8 / 2;  // 32 elements, of four in half a block
+      const float scale = d * static_cast<float>(static_cast<int8_t>(block[192 + g]));
+      const uint8_t* low = block + g / 8 * 64 + run % 2 * 32 + g % 2 * 16;
+      const uint8_t* high = block + 128 + g / 8 * 32 + g % 2 * 16;
+      const Ints upper = shift_left<4>(bits_of(high, 2 * run, 2));
+      const Ints codes = bits_or(bits_of(low, run / 2 * 4, 4), upper);
+      store_scaled(y + 16 * g, floats(scale), add(codes, ints(-32)));
     }
   });
 }
 inline void decode_iq4_xs(const uint8_t* p, int64_t k, float* out) {
-  each_block<kIQ4_XS>(p, k, out, [](const uint8_t* block, float* y) {
+  const Table values = table(kIQ4Values);
+  each_block<kIQ4_XS>(p, k, out, [&](const uint8_t* block, float* y) {
     const float d = read_half(block);
     const uint32_t scales_high = read_u16(block + 2);
-    for (int group = 0; group < 8; ++group) {
-      const int32_t low = block[4 + group / 2] >> (group % 2 * 4) & 15;
-      const int32_t high = static_cast<int32_t>(scales_high >> (2 * group) & 3u);
-      const float scale = d * static_cast<float>((low | high << 4) - 32);
-      const uint8_t* bytes = block + 8 + 16 * group;
-      for (int j = 0; j < 16; ++j) {
-        y[32 * group + j] = scale * static_cast<float>(kIQ4Values[bytes[j] & 15]);
-        y[32 * group + j + 16] = scale * static_cast<float>(kIQ4Values[bytes[j] >> 4]);
-      }
+    for (int g = 0; g < 8; ++g) {
+      const int32_t low = block[4 + g / 2] >> (g % 2 * 4) & 15;
+      const int32_t high = static_cast<int32_t>(scales_high >> (2 * g) & 3u);
+      const Floats scale = floats(d * static_cast<float>((low | high << 4) - 32));
+      store_looked_up(y + 32 * g, scale, values, block + 8 + 16 * g);
     }
   });
 }

@@ -78,6 +78,19 @@ inline Ints multiply(Ints a, Ints b) {
   return {_mm256_mullo_epi32(a.low, b.low), _mm256_mullo_epi32(a.high, b.high)};
 }
 
+inline Ints load_bytes(const void* p) {
+  const __m128i bytes = _mm_loadu_si128(static_cast<const __m128i*>(p));
+  return {_mm256_cvtepu8_epi32(bytes), _mm256_cvtepu8_epi32(_mm_srli_si128(bytes, 8))};
+}
+inline Ints load_signed_bytes(const void* p) {
+  const __m128i bytes = _mm_loadu_si128(static_cast<const __m128i*>(p));
+  return {_mm256_cvtepi8_epi32(bytes), _mm256_cvtepi8_epi32(_mm_srli_si128(bytes, 8))};
+}
+inline Ints shift_right(Ints a, int n) {
+  const __m128i count = _mm_cvtsi32_si128(n);
+  return {_mm256_srl_epi32(a.low, count), _mm256_srl_epi32(a.high, count)};
+}
+
 inline Table table(const int8_t* values) {
   return _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(values)));
 }

@@ -49,6 +49,15 @@ inline Ints shift_right_signed(Ints a) {
 inline Ints add(Ints a, Ints b) { return _mm512_add_epi32(a, b); }
 inline Ints multiply(Ints a, Ints b) { return _mm512_mullo_epi32(a, b); }
 
+// Sixteen bytes, one a lane, without and with sign.
+inline Ints load_bytes(const void* p) {
+  return _mm512_cvtepu8_epi32(_mm_loadu_si128(static_cast<const __m128i*>(p)));
+}
+inline Ints load_signed_bytes(const void* p) {
+  return _mm512_cvtepi8_epi32(_mm_loadu_si128(static_cast<const __m128i*>(p)));
+}
+inline Ints shift_right(Ints a, int n) { return _mm512_srl_epi32(a, _mm_cvtsi32_si128(n)); }
+
 inline Table table(const int8_t* values) {
   return _mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(values)));
 }

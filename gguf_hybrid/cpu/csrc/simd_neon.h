@@ -83,6 +83,29 @@ inline Ints multiply(Ints a, Ints b) {
   return each([&](int i) { return vmulq_s32(a.part[i], b.part[i]); });
 }
 
+inline Ints load_bytes(const void* p) {
+  const uint8x16_t bytes = vld1q_u8(static_cast<const uint8_t*>(p));
+  const uint16x8_t low = vmovl_u8(vget_low_u8(bytes));
+  const uint16x8_t high = vmovl_u8(vget_high_u8(bytes));
+  return {{vreinterpretq_s32_u32(vmovl_u16(vget_low_u16(low))),
+           vreinterpretq_s32_u32(vmovl_u16(vget_high_u16(low))),
+           vreinterpretq_s32_u32(vmovl_u16(vget_low_u16(high))),
+           vreinterpretq_s32_u32(vmovl_u16(vget_high_u16(high)))}};
+}
+inline Ints load_signed_bytes(const void* p) {
+  const int8x16_t bytes = vld1q_s8(static_cast<const int8_t*>(p));
+  const int16x8_t low = vmovl_s8(vget_low_s8(bytes));
+  const int16x8_t high = vmovl_s8(vget_high_s8(bytes));
+  return {{vmovl_s16(vget_low_s16(low)), vmovl_s16(vget_high_s16(low)),
+           vmovl_s16(vget_low_s16(high)), vmovl_s16(vget_high_s16(high))}};
+}
+inline Ints shift_right(Ints a, int n) {
+  const int32x4_t count = vdupq_n_s32(-n);
+  return each([&](int i) {
+    return vreinterpretq_s32_u32(vshlq_u32(unsigned_lanes(a.part[i]), count));
+  });
+}
+
 inline Table table(const int8_t* values) { return vld1q_s8(values); }
 inline Ints lookup(Table t, Ints indices) {
   return each([&](int i) {

@@ -85,6 +85,18 @@ inline Ints multiply(Ints a, Ints b) {
   return each([&](int i) { return a.lane[i] * b.lane[i]; });
 }
 
+inline Ints load_bytes(const void* p) {
+  const auto* bytes = static_cast<const uint8_t*>(p);
+  return each([&](int i) { return static_cast<uint32_t>(bytes[i]); });
+}
+inline Ints load_signed_bytes(const void* p) {
+  const auto* bytes = static_cast<const int8_t*>(p);
+  return each([&](int i) { return static_cast<uint32_t>(static_cast<int32_t>(bytes[i])); });
+}
+inline Ints shift_right(Ints a, int n) {
+  return each([&](int i) { return a.lane[i] >> n; });
+}
+
 inline Table table(const int8_t* values) {
   Table out;
   std::memcpy(out.values, values, sizeof out.values);
