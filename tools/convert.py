@@ -49,6 +49,11 @@ TENSOR_TYPES = {
     "q8_0": GGMLType.Q8_0,
     "bf16": GGMLType.BF16,
 }
+FLOAT_DTYPES = {
+    GGMLType.F32: np.dtype(np.float32),
+    GGMLType.F16: np.dtype(np.float16),
+    GGMLType.BF16: np.dtype(ml_dtypes.bfloat16),
+}
 ALWAYS_F32 = (
     "ffn_gate_inp.weight",
     "ffn_gate_inp_shexp.weight",
@@ -151,15 +156,15 @@ def _chunks(tensor: PlannedTensor, ggml_type: GGMLType) -> Iterator[Chunk]:
 
 
 def encode(rows: Array, ggml_type: GGMLType) -> Chunk:
-    """Float rows (n, k) as the bytes of F32, F16, BF16 or Q8_0; rounding is to nearest even."""
-    if ggml_type is GGMLType.BF16 and rows.dtype == ml_dtypes.bfloat16:
-        return np.ascontiguousarray(rows).view(np.uint8).data
-    if ggml_type is GGMLType.F16 and rows.dtype == np.float16:
-        return np.ascontiguousarray(rows).view(np.uint8).data
-    values = np.ascontiguousarray(rows, np.float32)
-    with np.errstate(over="ignore"):
-        packed = gguf.quantize(values, gguf.GGMLQuantizationType(ggml_type))
-    return np.ascontiguousarray(packed).view(np.uint8).data
+    """Float rows (n, k) as the bytes of F32, F16, BF16 or Q8_0; floats round to nearest even."""
+    if ggml_type is GGMLType.Q8_0:
+        stored = gguf.quantize(rows.astype(np.float32), gguf.GGMLQuantizationType.Q8_0)
+    elif rows.dtype == FLOAT_DTYPES[ggml_type]:
+        stored = rows
+    else:
+        with np.errstate(over="ignore"):
+            stored = rows.astype(np.float32).astype(FLOAT_DTYPES[ggml_type])
+    return np.ascontiguousarray(stored).view(np.uint8).data.cast("B")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from math import prod
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
@@ -20,6 +21,7 @@ SLAB_WEIGHTS = 1 << 20
 _NUMBERS: dict[GGMLType, np.dtype[Any]] = {
     GGMLType.F32: np.dtype("<f4"),
     GGMLType.F16: np.dtype("<f2"),
+    GGMLType.BF16: np.dtype(ml_dtypes.bfloat16),
     GGMLType.F64: np.dtype("<f8"),
     GGMLType.I8: np.dtype("<i1"),
     GGMLType.I16: np.dtype("<i2"),
