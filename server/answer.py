@@ -17,6 +17,7 @@ from gguf_hybrid.engine.request import Event
 from gguf_hybrid.errors import RequestError
 
 from . import sse
+from .context import loaded
 from .errors import error_object, json_response
 from .generation import Generation, Prompts, Worker
 
@@ -63,14 +64,16 @@ async def answer(
     ping_interval: int,
 ) -> web.StreamResponse:
     """Run ``prompts`` and answer the HTTP request. Leaving early cancels them."""
-    async with Generation(worker, prompts) as generation:
-        if stream:
-            return await _streamed(request, generation, dialect, ping_interval)
-        while not generation.finished:
-            if (item := await generation.next()) is not None:
-                for _ in dialect.feed(*item):
-                    pass
-        return json_response(dialect.whole())
+    n_choices = sum(len(requests) for requests in prompts)
+    with loaded(request).queue.entered(n_choices):
+        async with Generation(worker, prompts) as generation:
+            if stream:
+                return await _streamed(request, generation, dialect, ping_interval)
+            while not generation.finished:
+                if (item := await generation.next()) is not None:
+                    for _ in dialect.feed(*item):
+                        pass
+            return json_response(dialect.whole())
 
 
 async def _streamed(

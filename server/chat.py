@@ -28,7 +28,7 @@ from .chat_options import (
     thinking_limit,
 )
 from .chat_prompt import ChatInput, chat_input
-from .completion import Completion, Ids, make_completions, own_grammar
+from .completion import TRIGGER_TOKEN, Completion, Ids, make_completions, own_grammar
 from .context import Loaded
 from .errors import server_error
 from .results import Json, NativeChoice
@@ -79,7 +79,7 @@ def make_chat(model: Loaded, body: Mapping[str, Any]) -> Chat:
     tools = callable_tools(body, declared, parallel_by_default=parallel)
     if not template.calls_tools:
         tools = Tools()
-    params = _params(model, body, chat, has_tools=bool(declared))
+    params = _params(model, body, chat, tools, declares_tools=bool(declared))
     ids = prompt_ids(model, chat)
     limit = thinking_limit(body, model.config.chat)
     budgets: list[ReasoningBudget] = []
@@ -183,12 +183,16 @@ def _check_reasoning_format(body: Mapping[str, Any]) -> None:
 
 
 def _params(
-    model: Loaded, body: Mapping[str, Any], chat: ChatInput, *, has_tools: bool
+    model: Loaded, body: Mapping[str, Any], chat: ChatInput, tools: Tools, *, declares_tools: bool
 ) -> CompletionParams:
     """The completion fields, with what the template adds to them."""
-    params = model.schema.read(completion_fields(body, has_tools=has_tools))
+    params = model.schema.read(completion_fields(body, has_tools=declares_tools))
     if not model.runtime.jinja:
         return params
+    if tools.declared and not tools.required:
+        trigger = {"type": TRIGGER_TOKEN, "value": TOOL_CALL, "token": model.token_id(TOOL_CALL)}
+        sampling = replace(params.sampling, grammar_lazy=True)
+        params = replace(params, sampling=sampling, grammar_triggers=(trigger,))
     texts = model.runtime.template.preserved_tokens
     preserved = {token for text in texts if (token := model.token_id(text)) is not None}
     unparsed = model.config.chat.skip_parsing

@@ -1,9 +1,10 @@
 """Where the prompt of a chat is worth a checkpoint: token counts in front of its turns.
 
 Templates rewrite old turns (they drop the thinking of earlier replies), so the next prompt of a
-conversation agrees with this one up to a turn, not up to its end.
+conversation agrees with this one up to where a turn's text begins, not up to its end.
 """
 
+from gguf_hybrid.text.tags import THINK
 from gguf_hybrid.text.template import ChatPrompt, ChatTemplate
 
 from .context import Loaded
@@ -17,29 +18,25 @@ def chat_cuts(model: Loaded, prompt: ChatPrompt, ids: tuple[int, ...]) -> tuple[
     Every turn opens with a special token, which the text and the ids hold equally often.
     """
     turn_id = model.token_id(_TURN)
-    at = _turns(model.runtime.template, prompt)
-    if turn_id is None or not at:
+    if turn_id is None:
         return ()
     positions = [i for i, token in enumerate(ids) if token == turn_id]
-    return tuple(sorted({positions[turn] for turn in at if turn < len(positions)}))
+    users = _user_turns(model.runtime.template, prompt.text)
+    cuts = {positions[turn] for turn in (*users[:1], *users[-1:]) if turn < len(positions)}
+    if prompt.reply_prefix.startswith(THINK):
+        cuts.add(len(ids) - len(model.tokenizer.encode(prompt.reply_prefix)))
+    return tuple(sorted(cuts))
 
 
-def _turns(template: ChatTemplate, prompt: ChatPrompt) -> set[int]:
-    """Numbers of the turns that are worth a cut, counted through the prompt."""
-    if not template.message_delimiters:
-        return set()
-    text = prompt.text
-    reply = len(text) - len(prompt.generation_prompt)
+def _user_turns(template: ChatTemplate, text: str) -> list[int]:
+    """Numbers of the users' turns, counted through the prompt."""
     users: list[int] = []
-    chosen: set[int] = set()
     n_turns, at = 0, text.find(_TURN)
     while at >= 0:
-        if at == reply:
-            chosen.add(n_turns)
-        elif _role(template, text, at) == "user":
+        if _role(template, text, at) == "user":
             users.append(n_turns)
         n_turns, at = n_turns + 1, text.find(_TURN, at + 1)
-    return chosen | set(users[:1]) | set(users[-1:])
+    return users
 
 
 def _role(template: ChatTemplate, text: str, at: int) -> str | None:

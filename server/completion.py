@@ -25,7 +25,7 @@ NewBudget = Callable[[], ReasoningBudget | None]
 """Makes the thinking budget of one choice."""
 
 # llama.cpp's numbers for kinds of triggers.
-_TRIGGER_TOKEN, _TRIGGER_WORD = 0, 1
+TRIGGER_TOKEN, TRIGGER_WORD = 0, 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +137,7 @@ def _trigger(loaded: Loaded, params: CompletionParams, trigger: object) -> Trigg
     """A ``grammar_triggers`` entry: a word, or a token by its text."""
     fields = trigger if isinstance(trigger, dict) else {}
     kind, word = fields.get("type"), fields.get("value")
-    if kind not in (_TRIGGER_TOKEN, _TRIGGER_WORD) or not isinstance(word, str) or not word:
+    if kind not in (TRIGGER_TOKEN, TRIGGER_WORD) or not isinstance(word, str) or not word:
         raise RequestError("Field 'grammar_triggers': only word and token triggers are supported")
     ids = loaded.tokenizer.encode(word)
     if len(ids) > 1:

@@ -28,6 +28,7 @@ from gguf_hybrid.text.tokenizer import Tokenizer
 from .config import ServerConfig
 from .errors import loading, server_error
 from .metrics import RateWindow
+from .queue_limit import QueueLimit
 from .replies import Replies
 from .schema import CompletionParams, CompletionSchema
 
@@ -91,6 +92,7 @@ class Loaded:
         self.worker = runtime.worker
         self.config = config
         self.replies = Replies()
+        self.queue = QueueLimit(runtime.limits.n_slots, config.queue_limit)
         self._ids = itertools.count()
         file_defaults = CompletionParams(
             sampling=SamplingParams().with_gguf_metadata(runtime.metadata).resolved(),

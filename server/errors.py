@@ -9,6 +9,17 @@ from .jsontext import dump
 JSON_TYPE = "application/json; charset=utf-8"
 
 
+class QueueFull(RequestError):
+    """More requests wait than ``--queue-limit`` allows; ``retry_after`` is in seconds."""
+
+    status = 503
+    kind = "unavailable_error"
+    retry_after = 1
+
+    def __init__(self) -> None:
+        super().__init__("too many requests are waiting, try again later")
+
+
 def json_response(value: object, status: int = 200) -> web.Response:
     return web.Response(body=dump(value), status=status, headers={"Content-Type": JSON_TYPE})
 
@@ -24,7 +35,10 @@ def error_object(error: RequestError) -> dict[str, object]:
 
 
 def error_response(error: RequestError) -> web.Response:
-    return json_response({"error": error_object(error)}, error.status)
+    response = json_response({"error": error_object(error)}, error.status)
+    if isinstance(error, QueueFull):
+        response.headers["Retry-After"] = str(error.retry_after)
+    return response
 
 
 def not_found() -> RequestError:

@@ -90,7 +90,8 @@ class ServerProcess:
         return self._status(self._health) == 200
 
     def _is_listening(self) -> bool:
-        return self._status(self._health) is not None
+        with socket.socket() as probe:
+            return probe.connect_ex(("127.0.0.1", self.port)) == 0
 
     def _status(self, path: str) -> int | None:
         connection = self.connect()

@@ -1,5 +1,6 @@
 """Native routes over HTTP, with a worker that always answers the same."""
 
+import asyncio
 import json
 from typing import Any
 
@@ -159,8 +160,6 @@ async def test_keep_alive_comments_fill_silence(client: Client, runtime: FakeRun
 async def test_a_client_that_leaves_cancels_its_request(
     client: Client, runtime: FakeRuntime, stream: bool
 ) -> None:
-    import asyncio
-
     runtime.worker.gate.clear()
     body = {"prompt": "a", "stream": stream}
     call = asyncio.ensure_future(client.post("/completion", json=body))
@@ -182,3 +181,19 @@ async def test_slots_show_settings_after_the_first_task(
     async with client.get("/slots") as response:
         assert response.status == 501
         assert "`--slots`" in (await response.json())["error"]["message"]
+
+
+async def test_a_full_queue_says_when_to_come_back(
+    make_client: MakeClient, runtime: FakeRuntime
+) -> None:
+    client = await make_client(queue_limit=1)
+    runtime.worker.gate.clear()
+    body = {"prompt": "a", "n_predict": 1}
+    waiting = [asyncio.ensure_future(post(client, "/completion", body)) for _ in range(3)]
+    while len(runtime.worker.submitted) < 3:
+        await asyncio.sleep(0.01)
+    async with client.post("/completion", json=body) as response:
+        assert (response.status, response.headers["Retry-After"]) == (503, "1")
+    runtime.worker.gate.set()
+    await asyncio.gather(*waiting)
+    await post(client, "/completion", body)

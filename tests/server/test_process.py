@@ -2,14 +2,16 @@
 
 import json
 import signal
+import ssl
 import subprocess
 import time
+import urllib.request
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from .goldens import ANY_MODEL, HTTP, MODELS
+from .goldens import ANY_MODEL, DATA, HTTP, MODELS
 from .server_process import EXECUTABLE, ServerProcess, clean_environment
 
 MODEL = MODELS / f"{ANY_MODEL}.gguf"
@@ -122,3 +124,15 @@ def test_a_unix_socket_and_a_port_at_once(tmp_path: Path) -> None:
             check=True,
         )
         assert json.loads(reply.stdout) == {"status": "ok"}
+
+
+def test_tls_with_a_key_and_a_certificate(tmp_path: Path) -> None:
+    folder = DATA / "tls"
+    tls = ["--ssl-key-file", str(folder / "key.pem"), "--ssl-cert-file", str(folder / "cert.pem")]
+    context = ssl.create_default_context(cafile=folder / "cert.pem")
+    with ServerProcess(["--demo", "-c", "512", *tls], tmp_path / "log", wait=False) as server:
+        while "loaded:" not in (tmp_path / "log").read_text():
+            time.sleep(0.02)
+        url = f"https://localhost:{server.port}/health"
+        with urllib.request.urlopen(url, context=context) as response:
+            assert json.load(response) == {"status": "ok"}
