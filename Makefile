@@ -52,8 +52,12 @@ lint: install-test
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 
+# mypy cannot follow the package-dir map, so it gets the package as it will be installed.
 type: install-test
-	cd $(VENV) && bin/mypy --config-file ../pyproject.toml -p gguf_hybrid
+	@rm -rf $(VENV)/typed && mkdir -p $(VENV)/typed/gguf_hybrid
+	@ln -s $(CURDIR)/gguf_hybrid/* $(CURDIR)/server $(CURDIR)/tools $(CURDIR)/metal \
+		$(VENV)/typed/gguf_hybrid/
+	cd $(VENV)/typed && ../bin/mypy --config-file ../../pyproject.toml -p gguf_hybrid
 
 check: lint type test
 

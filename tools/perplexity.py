@@ -46,5 +46,6 @@ def log_likelihood(
     """log p(target) per row, float64 [n]."""
     x = logits.astype(np.float64)
     x -= x.max(axis=-1, keepdims=True)
-    picked: npt.NDArray[np.float64] = x[np.arange(len(x)), targets]
-    return picked - np.log(np.exp(x).sum(axis=-1))
+    picked = x[np.arange(len(x)), targets]
+    result: npt.NDArray[np.float64] = picked - np.log(np.exp(x).sum(axis=-1))
+    return result

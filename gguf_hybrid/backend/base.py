@@ -51,8 +51,9 @@ class Backend(Protocol):
 
     def new_store(self, spec: StoreSpec) -> Store: ...
 
-    def begin(self, step: Step, store: Store) -> Any:
-        """The step in the backend's own terms (device index arrays, segments): the ``plan``."""
+    def begin(self, step: Step, store: Any) -> Any:
+        """The step in the backend's own terms (device index arrays, segments): the ``plan``.
+        ``store`` is one that ``new_store`` made."""
         ...
 
     def embed(self, embedding: Any, plan: Any) -> Any: ...

@@ -60,9 +60,8 @@ class MlxBackend:
 
     kernel_types = frozenset(GGMLType)
 
-    def __init__(self, config: ModelConfig, device: mx.Device | None = None) -> None:
-        if device is not None:
-            mx.set_default_device(device)
+    def __init__(self, config: ModelConfig, device: mx.DeviceType) -> None:
+        mx.set_default_device(mx.Device(device))
         self.config = config
         self.name = f"mlx ({mx.default_device().type.name})"
         self._rope = rope_of(config)
@@ -71,7 +70,8 @@ class MlxBackend:
     # -- weights ------------------------------------------------------------------------------
 
     def prepare_embedding(self, token_embd: TensorInfo) -> Linear:
-        return self._keep(linear_of(token_embd))
+        embedding: Linear = self._keep(linear_of(token_embd))
+        return embedding
 
     def prepare_block(self, layer: int, tensors: Tensors) -> dict[str, Any]:
         """Matrices as ``Linear``, vectors and the convolution as float32 arrays."""
@@ -156,7 +156,8 @@ class MlxBackend:
         ]
         o = self._norm(mx.concatenate(parts), block["ssm_norm.weight"])
         o = o * _silu(z.reshape(o.shape))
-        return x + block["ssm_out.weight"](o.reshape(-1, c.value_dim))
+        mixed: mx.array = block["ssm_out.weight"](o.reshape(-1, c.value_dim))
+        return x + mixed
 
     def _mix(
         self,
@@ -251,13 +252,14 @@ class MlxBackend:
                 outputs.append(self._attend_row(row, q[span], plan.store, index))
                 at += len(row)
         o = mx.concatenate(outputs) * mx.sigmoid(gate)
-        return x + block["attn_output.weight"](o.reshape(o.shape[0], -1))
+        mixed: mx.array = block["attn_output.weight"](o.reshape(o.shape[0], -1))
+        return x + mixed
 
     def _project_qkv(self, block: dict[str, Any], h: mx.array) -> tuple[mx.array, ...]:
         c, n = self.config, h.shape[0]
         if "attn_qkv.weight" in block:
             n_q, n_kv = 2 * c.head_dim * c.n_head, c.head_dim * c.n_head_kv
-            parts = mx.split(block["attn_qkv.weight"](h), [n_q, n_q + n_kv], axis=-1)
+            parts = list(mx.split(block["attn_qkv.weight"](h), [n_q, n_q + n_kv], axis=-1))
         else:
             parts = [block[f"attn_{name}.weight"](h) for name in "qkv"]
         heads = (c.n_head, c.n_head_kv, c.n_head_kv)
@@ -318,7 +320,7 @@ class MlxBackend:
             gate = block["ffn_gate_exps.weight"].gather(y, chosen)
             up = block["ffn_up_exps.weight"].gather(y, chosen)
         down = block["ffn_down_exps.weight"].gather(_silu(gate) * up, chosen) * w[..., None]
-        total = down[:, 0]
+        total: mx.array = down[:, 0]
         for rank in range(1, c.n_expert_used):
             total = total + down[:, rank]
         return total
@@ -338,9 +340,9 @@ def _delta_piece(cut: list[mx.array], state: mx.array) -> tuple[mx.array, mx.arr
         o, state = delta_step(q[:, 0], k[:, 0], v[:, 0], g[:, 0], beta[:, 0], state)
         return o[:, None], state
     n = q.shape[1]
-    chunked = [_into_chunks(a[0], n) for a in (q, k, v)]
-    gates = [_into_chunks(a[0][..., None], n)[..., 0] for a in (g, beta)]
-    o, new = delta_chunks(*chunked, *gates, state[0])
+    q_c, k_c, v_c = (_into_chunks(a[0], n) for a in (q, k, v))
+    g_c, beta_c = (_into_chunks(a[0][..., None], n)[..., 0] for a in (g, beta))
+    o, new = delta_chunks(q_c, k_c, v_c, g_c, beta_c, state[0])
     return o.transpose(0, 2, 1, 3).reshape(1, -1, *q.shape[2:])[:, :n], new[None]
 
 

@@ -5,7 +5,7 @@ their values. All methods are called from the engine thread, between steps.
 """
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -36,7 +36,8 @@ class StateSnapshot(Protocol):
     (n_v_heads, D, D), k fastest.
     """
 
-    nbytes: int
+    @property
+    def nbytes(self) -> int: ...
 
     def to_host(self) -> Floats: ...
 
@@ -58,7 +59,9 @@ class Store(Protocol):
 
     def snapshot_state(self, row: int) -> StateSnapshot: ...
 
-    def restore_state(self, snapshot: StateSnapshot, row: int) -> None: ...
+    def restore_state(self, snapshot: Any, row: int) -> None:
+        """``snapshot`` is one that this store made."""
+        ...
 
     def load_state(self, values: Floats, row: int) -> None:
         """The inverse of ``StateSnapshot.to_host``."""
