@@ -1,6 +1,6 @@
-"""A server without a model behind a real HTTP client."""
+"""A server without a model behind a real HTTP client, and real servers for recorded cases."""
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any
 
 import pytest
@@ -10,6 +10,7 @@ from gguf_hybrid.server.config import ServerConfig
 from gguf_hybrid.server.context import Context, Loaded
 
 from .fakes import FakeRuntime
+from .golden_servers import Servers
 
 Client = TestClient[Any, Any]
 MakeClient = Callable[..., Awaitable[Client]]
@@ -44,3 +45,10 @@ async def make_client(runtime: FakeRuntime) -> AsyncIterator[MakeClient]:
 @pytest.fixture
 async def client(make_client: MakeClient) -> Client:
     return await make_client()
+
+
+@pytest.fixture(scope="module")
+def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
+    running = Servers(tmp_path_factory.mktemp("servers"))
+    yield running
+    running.stop()
