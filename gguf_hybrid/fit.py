@@ -4,11 +4,8 @@ Weights of the compiled CPU backend stay in the mapped file and cost page cache 
 else is added up in bytes and compared with what the device has free.
 """
 
-import os
-import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
 
 from gguf_hybrid.config import ModelConfig
 from gguf_hybrid.errors import MemoryLimitError
@@ -17,8 +14,6 @@ from gguf_hybrid.weights.repack import layout_of
 
 GIB = 1 << 30
 MIB = 1 << 20
-METAL_SHARE = 0.75
-"""Part of a Mac's memory that the GPU may wire by default."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,14 +63,3 @@ def check_fits(demand: Demand, n_ctx: int, free: int) -> None:
             f" = {demand.total(n_ctx) / GIB:.2f} GiB, and {free / GIB:.2f} GiB are free"
             " (fewer slots: -np, less context: -c, a smaller quantisation)"
         )
-
-
-def host_memory() -> int:
-    """Bytes that can be had without swapping."""
-    meminfo = Path("/proc/meminfo")
-    if meminfo.exists():
-        for line in meminfo.read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return int(total * METAL_SHARE) if sys.platform == "darwin" else total

@@ -10,20 +10,26 @@ import hashlib
 import logging
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from tqdm import tqdm
 
-from gguf_hybrid.backend.select import compiled_cpu, create_backend, require_backend
+from gguf_hybrid.backend.select import (
+    compiled_cpu,
+    create_backend,
+    free_memory,
+    require_backend,
+)
 from gguf_hybrid.config import ModelConfig, RopeScaling
+from gguf_hybrid.cpu import library
 from gguf_hybrid.engine.engine import Engine
 from gguf_hybrid.engine.limits import Limits, share_context
 from gguf_hybrid.engine.options import MIB, EngineOptions
 from gguf_hybrid.engine.worker import LoadStopped, Worker
 from gguf_hybrid.errors import ConfigError
-from gguf_hybrid.fit import Demand, check_fits, demand_of, fitting_context, host_memory, mlx_nbytes
+from gguf_hybrid.fit import Demand, check_fits, demand_of, fitting_context, mlx_nbytes
 from gguf_hybrid.memory.sequence_file import SequenceFormat
 from gguf_hybrid.model.qwen35 import Qwen35
 from gguf_hybrid.runtime_config import RopeConfig, RuntimeConfig
@@ -31,9 +37,10 @@ from gguf_hybrid.sampling.vocab import SamplingVocab
 from gguf_hybrid.step import BLOCK
 from gguf_hybrid.text.template import ChatTemplate, without_jinja
 from gguf_hybrid.text.tokenizer import Tokenizer
+from gguf_hybrid.weights.decode import needs_decoding
 from gguf_hybrid.weights.ftype import ftype_name
 from gguf_hybrid.weights.layout import ModelTensors, check_tensors
-from gguf_hybrid.weights.reader import GGUFFile, open_gguf
+from gguf_hybrid.weights.reader import GGUFFile, TensorInfo, open_gguf
 
 log = logging.getLogger(__name__)
 
@@ -210,11 +217,12 @@ def plan_memory(opened: OpenModel, config: RuntimeConfig) -> Limits:
 
     limits = share(config.n_ctx)
     demand = memory_demand(opened, config, limits.n_slots)
-    free = host_memory() - config.fit_target_mib * MIB
+    free = free_memory(config)
     if config.n_ctx or not config.fit:
-        check_fits(demand, limits.n_ctx_total, host_memory())
+        check_fits(demand, limits.n_ctx_total, free)
         return limits
-    total = fitting_context(demand, limits.n_ctx_total, free, config.fit_ctx)
+    left = free - config.fit_target_mib * MIB
+    total = fitting_context(demand, limits.n_ctx_total, left, config.fit_ctx)
     if total < limits.n_ctx_total:
         log.info("-c is unset: context %d fitted to the free memory", total)
         limits = share(total)
@@ -223,9 +231,16 @@ def plan_memory(opened: OpenModel, config: RuntimeConfig) -> Limits:
 
 def memory_demand(opened: OpenModel, config: RuntimeConfig, n_slots: int) -> Demand:
     """What serving this model takes; mapped weights of the CPU backend are not counted."""
-    weights = 0 if compiled_cpu(config) else mlx_nbytes(opened.tensors.trunk.values())
+    trunk = opened.tensors.trunk.values()
+    weights = decoded_nbytes(trunk) if compiled_cpu(config) else mlx_nbytes(trunk)
     kv_type = _kv_type(config)
     return demand_of(opened.config, weights, n_slots, N_RS_SEQ, (kv_type, kv_type))
+
+
+def decoded_nbytes(tensors: Iterable[TensorInfo]) -> int:
+    """Bytes of weights that the compiled CPU backend decodes, having no kernel for their type."""
+    kernel_types = library.load().types()
+    return sum(4 * t.size for t in tensors if needs_decoding(t, kernel_types))
 
 
 def list_devices() -> list[str]:

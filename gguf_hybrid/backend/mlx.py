@@ -63,6 +63,9 @@ class MlxBackend:
     def __init__(self, config: ModelConfig, device: mx.DeviceType) -> None:
         mx.set_default_device(mx.Device(device))
         self.config = config
+        if mx.metal.is_available() and device == mx.gpu:
+            # Weights must stay resident, or macOS pages them out between requests.
+            mx.set_wired_limit(int(mx.device_info()["max_recommended_working_set_size"]))
         self.name = f"mlx ({mx.default_device().type.name})"
         self._rope = rope_of(config)
         self._weights: list[Linear | mx.array] = []

@@ -6,8 +6,10 @@ before it has to.
 """
 
 import logging
+import os
 import sys
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 
 from gguf_hybrid.config import ModelConfig
 from gguf_hybrid.cpu import library
@@ -78,3 +80,26 @@ def create_backend(model: ModelConfig, config: RuntimeConfig) -> Backend:
     from .mlx import MlxBackend
 
     return MlxBackend(model, mx.cpu if wants_cpu(config) else mx.gpu)
+
+
+def free_memory(config: RuntimeConfig) -> int:
+    """Bytes that weights, states and KV may take on the device that will compute."""
+    if wants_cpu(config):
+        return host_memory()
+    import mlx.core as mx
+
+    info = mx.device_info()
+    for key in ("free_memory", "max_recommended_working_set_size", "total_memory", "memory_size"):
+        if key in info:
+            return int(info[key])
+    raise BackendError(f"MLX does not say how much memory the device has: {sorted(info)}")
+
+
+def host_memory() -> int:
+    """Bytes that can be had without swapping."""
+    meminfo = Path("/proc/meminfo")
+    if meminfo.exists():
+        for line in meminfo.read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
