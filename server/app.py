@@ -12,7 +12,17 @@ from aiohttp.typedefs import Handler
 
 from gguf_hybrid.errors import RequestError
 
-from . import absent, info, native, openai_chat, openai_text, slot_actions
+from . import (
+    absent,
+    anthropic,
+    infill,
+    info,
+    native,
+    openai_chat,
+    openai_text,
+    responses,
+    slot_actions,
+)
 from .auth import PUBLIC_PATHS, has_valid_key
 from .context import CONTEXT, Context, context_of
 from .cors import allow_origin, preflight_headers
@@ -30,6 +40,9 @@ def all_routes() -> tuple[Route, ...]:
         *native.ROUTES,
         *openai_text.ROUTES,
         *openai_chat.ROUTES,
+        *responses.ROUTES,
+        *anthropic.ROUTES,
+        *infill.ROUTES,
         *slot_actions.ROUTES,
         *absent.ROUTES,
     )

@@ -19,6 +19,7 @@ from aiohttp import web
 from gguf_hybrid.engine.slot_files import SlotFiles
 from gguf_hybrid.engine.worker import Worker
 from gguf_hybrid.memory.sequence_file import SequenceFormat
+from gguf_hybrid.runtime_config import RuntimeConfig
 from gguf_hybrid.sampling.constraint import GrammarVocab
 from gguf_hybrid.sampling.params import SamplingParams
 from gguf_hybrid.sampling.vocab import SamplingVocab
@@ -63,6 +64,7 @@ class Limits(Protocol):
 class Runtime(Protocol):
     """A loaded model with its engine running (``gguf_hybrid.runtime.Runtime``)."""
 
+    config: RuntimeConfig
     worker: Worker
     tokenizer: Tokenizer
     template: ChatTemplate
