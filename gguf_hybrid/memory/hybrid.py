@@ -92,6 +92,14 @@ class HybridMemory:
         """Tokens absorbed by the sequence."""
         return self._kv.length(seq_id)
 
+    def state_row(self, seq_id: int) -> int:
+        """Pool row of the sequence's current state, or ``ZERO_STATE``."""
+        return self._recurrent.row(seq_id)
+
+    def blocks(self, seq_id: int) -> tuple[int, ...]:
+        """KV blocks of the sequence, in order of positions."""
+        return tuple(self._kv.tables[seq_id].blocks)
+
     def seq_pos_max(self, seq_id: int) -> int:
         """Last position of the sequence, -1 if it is empty."""
         return self.n_tokens(seq_id) - 1

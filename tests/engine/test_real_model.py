@@ -1,7 +1,9 @@
 """The engine's laws on the trained demo model: nothing of a neighbour shows in a row's logits."""
 
+import os
 from collections.abc import Sequence
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,6 +21,7 @@ from gguf_hybrid.engine.request import Done, Event, Failed, Request
 from gguf_hybrid.engine.scheduler import Pace
 from gguf_hybrid.memory.sequence_file import SequenceFormat, pack, unpack
 from gguf_hybrid.model.qwen35 import Qwen35, load
+from gguf_hybrid.step import BLOCK
 from gguf_hybrid.text.tokenizer import Tokenizer
 from gguf_hybrid.weights.reader import open_gguf
 
@@ -244,3 +247,54 @@ def test_random_joins_and_cancels_change_nothing(name: str, seed: int) -> None:
         if n_rows:
             assert (rows_of(each) == alone(model, each)[:n_rows]).all()
         assert n_rows == each.n_predict or each.id in cancelled
+
+
+def spoil_scratch(bench: Bench) -> None:
+    """Fill with NaN whatever no sequence relies on: rows that are not current, cells behind the
+    end, as a failed step may leave them."""
+    memory, layout = bench.engine.memory, bench.layout
+    current = {memory.state_row(slot.id) for slot in bench.engine.slots}
+    for row in set(range(memory.store.spec.n_state_rows)) - current:
+        memory.store.load_state(np.full(layout.state_shape, np.nan, np.float32), row)
+    for slot in bench.engine.slots:
+        for index, block in enumerate(memory.blocks(slot.id)):
+            used = max(0, min(BLOCK, len(slot.tokens) - index * BLOCK))
+            raw = memory.store.read_block(block).reshape(layout.n_planes, BLOCK, -1)
+            raw[:, used:] = 0xFF
+            memory.store.write_block(block, raw.reshape(-1))
+
+
+def test_scratch_is_never_read(model: Qwen35) -> None:
+    talk = [text_prompt(1, 90), text_prompt(2, 40)]
+    clean, spoiled = Bench(model, 2), Bench(model, 2)
+    rows = []
+    for bench in (clean, spoiled):
+        (first,) = bench.run(ask(talk[0], 5))
+        if bench is spoiled:
+            spoil_scratch(bench)
+        follow_up = ask([*talk[0], *first.tokens, *talk[1]], 5)
+        (end,) = bench.run(follow_up)
+        assert end.timings.cache_n == 94
+        rows.append(rows_of(follow_up))
+    assert (rows[0] == rows[1]).all()
+
+
+def resident_nbytes() -> int:
+    pages = Path("/proc/self/statm").read_text().split()[1]
+    return int(pages) * os.sysconf("SC_PAGE_SIZE")
+
+
+@pytest.mark.full
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs /proc")
+@pytest.mark.parametrize("name, n", [("cpu", 200), ("mlx", 30)])
+def test_memory_returns_after_many_conversations(name: str, n: int) -> None:
+    """What many conversations leave behind is the budget and a constant, 32 MiB."""
+    budget = 12 << 20
+    bench = Bench(model_of(name), 2, cache_ram_nbytes=budget)
+    bench.run(ask(text_prompt(0, 300), 4))
+    before = resident_nbytes()
+    for i in range(n):
+        bench.run(ask([i, *text_prompt(i, 40 + i)], 4, boundaries=(20,)))
+        assert bench.engine.cache.stats.n_bytes <= budget
+    assert bench.engine.cache.stats.n_bytes > budget / 2
+    assert resident_nbytes() - before < budget + (32 << 20)
