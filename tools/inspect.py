@@ -23,6 +23,9 @@ from gguf_hybrid.weights.metadata import Field, StringArray
 from gguf_hybrid.weights.reader import GGUFFile, TensorInfo, open_gguf
 from gguf_hybrid.weights.repack import layout_of
 
+from .check import problems
+from .diff import differences
+
 MAX_ITEMS = 8
 MAX_TEXT = 60
 KV_BLOCK = 256
@@ -32,10 +35,18 @@ UNITS = ("KiB", "MiB", "GiB", "TiB")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print the description; 0, or 1 with one line on standard error."""
+    """Print the description; 0, or 1 with one line on standard error.
+
+    ``--diff`` and ``--check`` end with 1 if they find something.
+    """
     args = _parser().parse_args(argv)
     try:
-        description = describe(open_gguf(args.file), args.memory)
+        gguf = open_gguf(args.file)
+        if args.diff is not None:
+            return _findings(differences(open_gguf(args.diff), gguf), "no differences")
+        if args.check:
+            return _findings(problems(gguf), "no problems")
+        description = describe(gguf, args.memory)
     except GGUFError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
@@ -44,6 +55,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     else:
         _print("\n".join(_lines(description)))
     return 0
+
+
+def _findings(lines: Iterable[str], none: str) -> int:
+    """Print what was found, or that nothing was; the exit code says which."""
+    found = list(lines)
+    _print("\n".join(found) or none)
+    return 1 if found else 0
 
 
 def _print(text: str) -> None:
@@ -61,6 +79,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--memory", type=_gibibytes, metavar="GiB", help="show what fits into this much memory"
     )
+    deep = parser.add_mutually_exclusive_group()
+    deep.add_argument("--diff", metavar="A", help="show what differs between A and the file")
+    deep.add_argument("--check", action="store_true", help="read every value and say what is wrong")
     return parser
 
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from gguf_hybrid.tools.check import SCALES, problems
 from gguf_hybrid.tools.gguf_writer import OutputFile, write_files
+from gguf_hybrid.tools.inspect import main as inspect
 from gguf_hybrid.tools.shards import copied
 
 from gguf_hybrid.weights.ggml import BLOCK_SIZES
@@ -94,3 +95,11 @@ def test_a_missing_template_is_found(tmp_path):
     model = with_fields(tmp_path, {}, without=["tokenizer.chat_template"])
     (line,) = problems(model)
     assert "tokenizer.chat_template is missing" in line
+
+
+def test_inspect_shows_the_problems(tmp_path, capsys):
+    assert inspect(["--check", str(MODEL)]) == 0
+    assert capsys.readouterr().out == "no problems\n"
+    model = patched(tmp_path, "blk.0.ffn_gate.weight", 0, INFINITE)
+    assert inspect(["--check", str(model.path)]) == 1
+    assert "blk.0.ffn_gate.weight" in capsys.readouterr().out

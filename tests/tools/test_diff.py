@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from gguf_hybrid.tools.diff import differences
 from gguf_hybrid.tools.gguf_writer import OutputFile, write_files
+from gguf_hybrid.tools.inspect import main as inspect
 from gguf_hybrid.tools.shards import copied
 
 from gguf_hybrid.weights.metadata import Field, ValueType
@@ -68,3 +69,11 @@ def test_missing_tensors_and_changed_bytes(model, tmp_path):
     assert "tensor blk.0.ssm_a: only in A" in lines
     assert any(line.startswith("tensor output_norm.weight: ") for line in lines)
     assert len(lines) == 2
+
+
+def test_inspect_shows_the_differences(tmp_path, capsys):
+    a, b = str(MODELS / "qwen35-tiny-Q4_K_M.gguf"), str(MODELS / "qwen35-tiny-Q4_0.gguf")
+    assert inspect(["--diff", a, b]) == 1
+    assert "key general.file_type: 15 in A, 2 in B" in capsys.readouterr().out
+    assert inspect(["--diff", a, a]) == 0
+    assert capsys.readouterr().out == "no differences\n"
