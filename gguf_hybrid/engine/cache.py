@@ -17,6 +17,9 @@ import numpy as np
 from gguf_hybrid.memory.hybrid import HybridMemory, Snapshot
 from gguf_hybrid.step import Ids
 
+MAX_ENTRIES = 2048
+"""Bounds the time of a look-up; only small models come near it before their budget is spent."""
+
 
 @dataclass(slots=True, eq=False)
 class Entry:
@@ -36,7 +39,10 @@ class Entry:
 
     def begins(self, tokens: Ids) -> bool:
         """Whether ``tokens`` start with those of the entry."""
-        return len(self) <= len(tokens) and bool((tokens[: len(self)] == self.tokens).all())
+        n = len(self)
+        if n > len(tokens) or self.tokens[n - 1] != tokens[n - 1]:
+            return False
+        return bool((tokens[:n] == self.tokens).all())
 
     @property
     def gain(self) -> int:
@@ -145,6 +151,8 @@ class PromptCache:
         return True
 
     def _insert(self, ids: Ids, snapshot: Snapshot) -> None:
+        if len(self._entries) >= MAX_ENTRIES:
+            self.drop_one()
         base = max(self._chain(ids), key=len, default=None)
         entry = Entry(ids, snapshot, base, self._clock)
         for other in self._entries:

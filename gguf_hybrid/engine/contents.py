@@ -62,12 +62,16 @@ class Contents:
         return Reuse(self._restore(slot, prompt), n_known)
 
     def _restore(self, slot: Slot, prompt: list[int]) -> int:
-        """Tokens brought back into an empty slot."""
-        entry = self.cache.find(prompt)
-        if entry is not None and self.with_room(
-            lambda: self.memory.restore(slot.id, entry.snapshot)
-        ):
-            slot.tokens = entry.tokens.tolist()
+        """Tokens brought back into an empty slot. Making room may cost cache entries, so each
+        attempt looks again."""
+
+        def bring_back() -> None:
+            entry = self.cache.find(prompt)
+            if entry is not None:
+                self.memory.restore(slot.id, entry.snapshot)
+                slot.tokens = entry.tokens.tolist()
+
+        self.with_room(bring_back)
         return len(slot.tokens)
 
     def copy_prompt(self, source: Slot, target: Slot) -> None:
@@ -78,6 +82,7 @@ class Contents:
     def displace(self, slot: Slot) -> None:
         """Empty a slot; what it held goes to the cache if there is room."""
         if slot.tokens and slot.is_cacheable:
+            logger.debug("slot %d: updating prompt cache", slot.id)
             self.cache.park(slot.id, slot.tokens)
         self.clear(slot)
 

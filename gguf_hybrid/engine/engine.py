@@ -63,6 +63,8 @@ class Engine:
         self._slot_actions: list[tuple[int, Callable[[], None]]] = []
         self._events: list[Event] = []
         self._n_released = 0
+        if options.parks_idle_slots:
+            logger.debug("__TEST_TAG_CACHE_IDLE_SLOTS_ENABLED__")
 
     # -- from outside -------------------------------------------------------------------------
 

@@ -62,6 +62,7 @@ class HybridMemory:
         self._kv = KVMemory(sizes.n_seq_max, self.pool, store.copy_block)
         self._recurrent = RecurrentMemory(sizes.n_seq_max, sizes.n_rs_seq)
         self._snapshots: set[Snapshot] = set()
+        self._snapshot_states_nbytes = 0
 
     # -- steps --------------------------------------------------------------------------------
 
@@ -159,6 +160,7 @@ class HybridMemory:
         state = self.store.snapshot_state(self._recurrent.row(seq_id))
         snapshot = Snapshot(self.n_tokens(seq_id), state, self._kv.hold(seq_id))
         self._snapshots.add(snapshot)
+        self._snapshot_states_nbytes += state.nbytes
         return snapshot
 
     def restore(self, seq_id: int, snapshot: Snapshot) -> None:
@@ -173,6 +175,7 @@ class HybridMemory:
 
     def release(self, snapshot: Snapshot) -> None:
         self._snapshots.remove(snapshot)
+        self._snapshot_states_nbytes -= snapshot.state.nbytes
         self._kv.release(snapshot.blocks)
 
     # -- files --------------------------------------------------------------------------------
@@ -229,13 +232,13 @@ class HybridMemory:
 
     def snapshots_nbytes(self) -> int:
         """Bytes that exist only because of snapshots: their states, and KV no sequence uses."""
-        states = sum(snapshot.state.nbytes for snapshot in self._snapshots)
-        return states + self.pool.n_held_only * self.store.block_nbytes
+        kv = self.pool.n_held_only * self.store.block_nbytes
+        return self._snapshot_states_nbytes + kv
 
     def nbytes(self) -> int:
         """Bytes of state pool, committed KV and snapshots."""
-        states = sum(snapshot.state.nbytes for snapshot in self._snapshots)
-        return self.store.state_nbytes + self.store.kv_nbytes() + states
+        pools = self.store.state_nbytes + self.store.kv_nbytes()
+        return pools + self._snapshot_states_nbytes
 
     def check(self) -> None:
         """Recount everything; AssertionError names what is wrong. For tests and idle moments."""
@@ -245,3 +248,5 @@ class HybridMemory:
             assert self._recurrent.position(seq_id) == self.n_tokens(seq_id)
         for snapshot in self._snapshots:
             assert len(snapshot.blocks) == n_blocks_for(snapshot.n_tokens)
+        states = sum(snapshot.state.nbytes for snapshot in self._snapshots)
+        assert states == self._snapshot_states_nbytes

@@ -234,3 +234,13 @@ def test_warm_equals_cold_with_others_running(
     for each, end in zip(requests, h.run(*requests), strict=True):
         assert isinstance(end, Done)
         assert same_rows(each.sampler.rows, cold(each))
+
+
+def test_room_made_for_a_restored_conversation_may_cost_its_entry() -> None:
+    """Tight pool and tight budget: parking an idle slot can drop the very entry looked for."""
+    for budget in range(3_000, 12_000, 500):
+        h = exact(
+            n_slots=3, kv_unified=True, n_ctx=512, cache_ram_nbytes=budget, cache_idle_slots=False
+        )
+        for seed in (0, 1, 2, 0, 3, 1, 0, 2):
+            ask(h, prompt(200 + 60 * seed, seed), boundaries=(90,))
