@@ -132,10 +132,6 @@ class PromptCache:
             return True
         return False
 
-    def clear(self) -> None:
-        while self.drop_one():
-            pass
-
     def _keep(self, seq_id: int, tokens: Sequence[int], max_chain: int) -> bool:
         ids = np.array(tokens, dtype=np.int32)
         chain = self._chain(ids)

@@ -176,7 +176,7 @@ class Engine:
         job = first.begin(admitted.requests[0], now, self.options.checkpoint_step, followers)
         for slot, request in zip(followers, admitted.requests[1:], strict=True):
             self.contents.displace(slot)
-            slot.follow(request, now)
+            slot.follow(job, request)
         for slot, request in zip(admitted.slots, admitted.requests, strict=True):
             self._events.append(Started(request.id, slot.id, slot.n_ctx))
         reuse = self.contents.reuse(first, job.request)
@@ -208,19 +208,15 @@ class Engine:
         self.counters.tokens_predicted += job.timings.predicted_n
         self.counters.tokens_predicted_timed += max(job.timings.predicted_n - 1, 0)
         self.counters.tokens_predicted_seconds += job.timings.predicted_ms / 1000
-        if job.phase is Phase.PROMPT:
-            for follower in job.followers:
-                if follower.job is not None and follower.job.phase is Phase.COPY:
-                    self._fail(follower, StepError("the request that read the prompt has ended"))
+        for follower in job.waiting_followers():
+            self._fail(follower, StepError("the request that read the prompt has ended"))
         return job
 
     def _fail(self, slot: Slot, error: RequestError) -> None:
         """End the slot's request with an error. Its sequence is not trusted any more."""
         assert slot.job is not None
-        if slot.job.phase is Phase.PROMPT:
-            for follower in slot.job.followers:
-                if follower.job is not None:
-                    self._fail(follower, error)
+        for follower in slot.job.waiting_followers():
+            self._fail(follower, error)
         self._events.append(Failed(slot.job.request.id, error))
         self._release(slot)
         self.contents.clear(slot)
@@ -320,7 +316,7 @@ class Engine:
             return [slot]
         job.phase = Phase.DECODE
         self.counters.prompt_seconds += self._clock() - job.started
-        followers = [f for f in job.followers if f.job and f.job.phase is Phase.COPY]
+        followers = job.waiting_followers()
         for follower in followers:
             self.contents.copy_prompt(slot, follower)
         return [slot, *followers]

@@ -6,7 +6,6 @@ on the very token, inside the step. A request may bring a ``sampler`` already bu
 request's own random generator and grammar), so rows never share sampling state.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -147,14 +146,6 @@ class Failed:
 
 
 Event = Started | Progress | Token | Done | Failed
-
-
-@dataclass(frozen=True, slots=True)
-class Submit:
-    """Requests of one task: they start together or wait together. With several, all have the same
-    prompt (``n`` completions): it is processed once and the others copy its memory."""
-
-    requests: Sequence[Request]
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,13 +27,18 @@ class Phase(enum.Enum):
 
 @dataclass(slots=True)
 class Job:
-    """A request in a slot. Times are those of the engine's clock, in seconds."""
+    """A request in a slot. Times are those of the engine's clock, in seconds.
+
+    ``followers`` are slots that copy this prompt, ``leader`` the job whose prompt this one copies;
+    both only matter until the prompt is read.
+    """
 
     request: Request
     phase: Phase
     started: float
     cuts: tuple[int, ...]
     followers: tuple["Slot", ...] = ()
+    leader: "Job | None" = None
     timings: Timings = field(default_factory=Timings)
     first_token: float = 0.0
     generated: list[int] = field(default_factory=list)
@@ -43,6 +48,11 @@ class Job:
     @property
     def n_prompt(self) -> int:
         return len(self.request.prompt)
+
+    def waiting_followers(self) -> list["Slot"]:
+        """Slots that still wait to copy this prompt; one may have been cancelled and taken by
+        somebody else."""
+        return [s for s in self.followers if s.job is not None and s.job.leader is self]
 
     def note_token(self, token: int, piece: Piece, now: float) -> None:
         if not self.generated:
@@ -82,10 +92,10 @@ class Slot:
         self.job = Job(request, Phase.PROMPT, now, cuts, tuple(followers))
         return self.job
 
-    def follow(self, request: Request, now: float) -> None:
+    def follow(self, leader: Job, request: Request) -> None:
         """Take a request whose prompt another slot reads."""
         assert self.job is None
-        self.job = Job(request, Phase.COPY, now, ())
+        self.job = Job(request, Phase.COPY, leader.started, (), leader=leader)
         self.note_owner(request)
 
     def note_owner(self, request: Request) -> None:
@@ -98,6 +108,7 @@ class Slot:
         assert self.job is not None and source.job is not None
         self.tokens = list(source.tokens)
         self.job.phase = Phase.DECODE
+        self.job.leader = None
         self.job.timings = replace(source.job.timings)
 
     def next_prompt_tokens(self, end: int) -> Ids:

@@ -280,6 +280,30 @@ def test_cancel_while_others_wait_for_the_prompt() -> None:
     assert all(slot.is_idle for slot in h.engine.slots)
 
 
+def test_slot_of_a_cancelled_copy_belongs_to_whoever_takes_it() -> None:
+    """Two tasks of two; one of the first leaves its slot to one of the second."""
+    h = Harness(n_slots=3, n_ubatch=64)
+    first = [request(prompt(600), 5) for _ in range(2)]
+    second = [request(prompt(200, 1), 5) for _ in range(2)]
+    h.engine.submit(first)
+    h.step()
+    h.engine.submit(second)
+    h.engine.cancel(first[1].id)
+    h.finish()
+    assert same_rows(first[0].sampler.rows, alone(prompt(600), 5))
+    for each in second:
+        assert same_rows(each.sampler.rows, alone(prompt(200, 1), 5))
+
+
+def test_failing_prompt_fails_all_that_would_copy_it() -> None:
+    h = Harness(n_slots=3, model=FakeModel(poisoned))
+    group = [request((*range(70), POISON), 5) for _ in range(3)]
+    h.engine.submit(group)
+    ends = h.finish(group)
+    assert all(isinstance(end, Failed) for end in ends)
+    assert all(slot.is_idle and not slot.tokens for slot in h.engine.slots)
+
+
 @pytest.mark.parametrize("seed", range(12))
 def test_random_joins_leaves_and_cancels_change_nothing_for_the_others(seed: int) -> None:
     rng = np.random.default_rng(seed)

@@ -184,6 +184,8 @@ def test_bytes_of_snapshots(memory: HybridMemory, model: FakeModel) -> None:
     feed(memory, model, 0, tokens(300))
     snapshot = memory.snapshot(0)
     assert memory.snapshots_nbytes() == snapshot.state.nbytes
+    pools = memory.store.state_nbytes + 2 * memory.store.block_nbytes
+    assert memory.nbytes() == pools + snapshot.state.nbytes
     memory.seq_clear(0)
     assert memory.snapshots_nbytes() == snapshot.state.nbytes + 2 * memory.store.block_nbytes
     memory.release(snapshot)
