@@ -15,6 +15,7 @@ from gguf_hybrid.errors import RequestError
 from . import (
     absent,
     anthropic,
+    gcp,
     infill,
     info,
     native,
@@ -22,6 +23,7 @@ from . import (
     openai_text,
     responses,
     slot_actions,
+    web_page,
 )
 from .auth import PUBLIC_PATHS, has_valid_key
 from .context import CONTEXT, Context, context_of
@@ -35,6 +37,7 @@ MAX_BODY_BYTES = 256 * 2**20
 
 
 def all_routes() -> tuple[Route, ...]:
+    """Every route of the API; the web page and Google's form depend on the configuration."""
     return (
         *info.ROUTES,
         *native.ROUTES,
@@ -57,7 +60,9 @@ def create_app(context: Context) -> web.Application:
     app[CONTEXT] = context
     app.on_response_prepare.append(common_headers)
     prefix = context.config.api_prefix.rstrip("/")
-    for route in all_routes():
+    api = all_routes()
+    extra = (*gcp.prediction_routes(context.config, api), *web_page.routes(context.config))
+    for route in (*api, *extra):
         for path in route.paths:
             if route.method == "GET":
                 app.router.add_get(prefix + path, route.handler, allow_head=True)

@@ -12,7 +12,14 @@ from pathlib import Path
 from gguf_hybrid.errors import ConfigError
 from gguf_hybrid.runtime_config import RopeConfig, RuntimeConfig, SpeculativeConfig
 
-from .config import ChatConfig, CorsConfig, LogConfig, ModelSource, ServerConfig
+from .config import (
+    ChatConfig,
+    CorsConfig,
+    LogConfig,
+    ModelSource,
+    PredictionConfig,
+    ServerConfig,
+)
 from .flag_values import unescape
 from .flags import Flag, Status
 from .settings import FLAGS, Settings, read_arguments, read_environment, read_files
@@ -56,6 +63,8 @@ def parse(
             "error: no model: give a file with -m FILE, a repository with -hf USER/REPO,"
             " or --demo for the embedded one"
         )
+    if (prediction := PredictionConfig.from_environment(environ)) is not None:
+        server = replace(server, prediction=prediction, port=prediction.port)
     runtime = _runtime_config(settings, environ)
     return Arguments(action, server, runtime, tuple(settings.warnings))
 
@@ -132,6 +141,8 @@ def _speculative_config(settings: Settings) -> SpeculativeConfig:
         spec.setdefault("types", _DEFAULT_DRAFTING)
     types = spec.get("types", ())
     assert isinstance(types, tuple)
+    if "draft-mtp" in types:
+        settings.warnings.append("--spec-type draft-mtp: serves without drafting")
     ngrams = [name for name in types if name.startswith("ngram-")]
     if ngrams:
         settings.warnings.append(f"--spec-type {','.join(ngrams)}: serves without drafting")

@@ -5,8 +5,10 @@ from collections.abc import Sequence
 
 from multidict import CIMultiDictProxy
 
+from .web_page import PAGE_PATHS
+
 _BEARER = "Bearer "
-PUBLIC_PATHS = frozenset({"/health", "/v1/health", "/", "/index.html"})
+PUBLIC_PATHS = frozenset({"/health", "/v1/health", *PAGE_PATHS})
 
 
 def has_valid_key(headers: CIMultiDictProxy[str], keys: Sequence[str]) -> bool:
@@ -16,7 +18,7 @@ def has_valid_key(headers: CIMultiDictProxy[str], keys: Sequence[str]) -> bool:
     the second is looked at only when the first is absent. All keys are compared in full, so the
     time taken says nothing about them.
     """
-    given = _given_key(headers).encode()
+    given = _given_key(headers).encode(errors="surrogateescape")
     matches = [hmac.compare_digest(given, key.encode()) for key in keys]
     return any(matches)
 

@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from gguf_hybrid.errors import ConfigError
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CorsConfig:
@@ -63,6 +65,33 @@ class ModelSource:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PredictionConfig:
+    """Google Cloud's prediction platform, which is configured by variables only."""
+
+    health_route: str
+    predict_route: str
+    port: int
+
+    @classmethod
+    def from_environment(cls, environ: Mapping[str, str]) -> "PredictionConfig | None":
+        """None outside the platform."""
+        if environ.get("AIP_MODE") != "PREDICTION":
+            return None
+        port = environ.get("AIP_HTTP_PORT", "8080")
+        if not port.isdecimal() or not 0 <= int(port) <= 65535:
+            raise ConfigError(f"AIP_HTTP_PORT: {port!r} is not a port")
+        return cls(
+            health_route=_rooted(environ.get("AIP_HEALTH_ROUTE", "")),
+            predict_route=_rooted(environ.get("AIP_PREDICT_ROUTE") or "/predict"),
+            port=int(port),
+        )
+
+
+def _rooted(route: str) -> str:
+    return f"/{route}" if route and not route.startswith("/") else route
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ServerConfig:
     """One server. ``request`` holds defaults by request field, as if a client had sent them."""
 
@@ -94,6 +123,7 @@ class ServerConfig:
     chat: ChatConfig = field(default_factory=ChatConfig)
     source: ModelSource = field(default_factory=ModelSource)
     request: Mapping[str, object] = field(default_factory=dict)
+    prediction: PredictionConfig | None = None
 
     @property
     def keys(self) -> tuple[str, ...]:
