@@ -6,7 +6,9 @@ inline float power_of_two(uint8_t e) {
   return float_from_bits(e < 2 ? 0x00200000u << e : static_cast<uint32_t>(e - 1) << 23);
 }
 inline uint32_t read_u16(const uint8_t* p) { return static_cast<uint32_t>(p[0]) | p[1] << 8; }
-inline float read_half(const uint8_t* p) { return half_to_float(static_cast<uint16_t>(read_u16(p))); }
+inline float read_half(const uint8_t* p) {
+  return half_to_float(static_cast<uint16_t>(read_u16(p)));
+}
 
 // Calls decode_block(block, out) for each block of the type along k elements.
 template <int type, class Fn>

@@ -33,8 +33,9 @@ inline void store_unsigned_bytes(Ints quads, int32_t (*out)[16]) {
 inline void store_byte_pairs(Ints quads, uint32_t (*out)[16]) {
   const Ints low = bits_and(quads, ints(0x00ff00ff));                  // bytes 0, 2
   const Ints high = bits_and(shift_right<8>(quads), ints(0x00ff00ff));  // bytes 1, 3
+  const Ints upper_half = ints(static_cast<int32_t>(0xffff0000u));
   store(out[0], bits_or(bits_and(low, ints(0xffff)), shift_left<16>(high)));
-  store(out[1], bits_or(shift_right<16>(low), bits_and(high, ints(static_cast<int32_t>(0xffff0000u)))));
+  store(out[1], bits_or(shift_right<16>(low), bits_and(high, upper_half)));
 }
 
 // pairs = -offset * scales for n_groups groups.

@@ -146,9 +146,6 @@ inline Floats multiply(Floats a, Floats b) {
 inline Floats fused(Floats a, Floats b, Floats c) {
   return {_mm256_fmadd_ps(a.low, b.low, c.low), _mm256_fmadd_ps(a.high, b.high, c.high)};
 }
-inline Floats as_floats(Ints bits) {
-  return {_mm256_castsi256_ps(bits.low), _mm256_castsi256_ps(bits.high)};
-}
 inline __m256 half_low_8(__m256i a) {
   const __m256i low = _mm256_and_si256(a, _mm256_set1_epi32(0xffff));
   const __m128i packed = _mm_packus_epi32(_mm256_castsi256_si128(low),

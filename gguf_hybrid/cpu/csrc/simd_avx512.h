@@ -79,7 +79,6 @@ inline Floats add(Floats a, Floats b) { return _mm512_add_ps(a, b); }
 inline Floats multiply(Floats a, Floats b) { return _mm512_mul_ps(a, b); }
 // a * b + c, rounded once.
 inline Floats fused(Floats a, Floats b, Floats c) { return _mm512_fmadd_ps(a, b, c); }
-inline Floats as_floats(Ints bits) { return _mm512_castsi512_ps(bits); }
 // The f16 in the low half of each lane.
 inline Floats half_low(Ints a) { return _mm512_cvtph_ps(_mm512_cvtepi32_epi16(a)); }
 inline Floats half_high(Ints a) { return half_low(shift_right<16>(a)); }

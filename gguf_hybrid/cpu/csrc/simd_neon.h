@@ -150,9 +150,6 @@ inline Floats multiply(Floats a, Floats b) {
 inline Floats fused(Floats a, Floats b, Floats c) {
   return each_float([&](int i) { return vfmaq_f32(c.part[i], a.part[i], b.part[i]); });
 }
-inline Floats as_floats(Ints bits) {
-  return each_float([&](int i) { return vreinterpretq_f32_s32(bits.part[i]); });
-}
 inline Floats half_low(Ints a) {
   return each_float([&](int i) {
     return vcvt_f32_f16(vreinterpret_f16_u16(vmovn_u32(unsigned_lanes(a.part[i]))));

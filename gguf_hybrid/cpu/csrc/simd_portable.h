@@ -156,11 +156,6 @@ inline Floats multiply(Floats a, Floats b) {
 inline Floats fused(Floats a, Floats b, Floats c) {
   return each_float([&](int i) { return __builtin_fmaf(a.lane[i], b.lane[i], c.lane[i]); });
 }
-inline Floats as_floats(Ints bits) {
-  Floats out;
-  std::memcpy(&out, &bits, sizeof out);
-  return out;
-}
 inline Floats half_low(Ints a) {
   return each_float([&](int i) { return half_to_float(static_cast<uint16_t>(a.lane[i])); });
 }
