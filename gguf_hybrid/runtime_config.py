@@ -97,5 +97,3 @@ class RuntimeConfig:
     jinja: bool = True
     slots_debug: bool = False
     sleep_idle_seconds: float = -1
-    embeddings: bool = False
-    pooling: str | None = None

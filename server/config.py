@@ -117,7 +117,6 @@ class ServerConfig:
     ui: bool = True
     ui_settings: Mapping[str, object] = field(default_factory=dict)
     static_path: str | None = None
-    embd_normalize: int = 2
     cors: CorsConfig = field(default_factory=CorsConfig)
     log: LogConfig = field(default_factory=LogConfig)
     chat: ChatConfig = field(default_factory=ChatConfig)

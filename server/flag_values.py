@@ -78,6 +78,14 @@ def comma_list(value: str) -> tuple[str, ...]:
     return tuple(part.strip() for part in value.split(",") if part.strip())
 
 
+def addresses(value: str) -> tuple[str, ...]:
+    """A comma list with at least one entry."""
+    found = comma_list(value)
+    if not found:
+        raise ValueError("no address given")
+    return found
+
+
 def choice(flag: str, *allowed: str) -> Reader:
     """One of ``allowed``; the message has llama.cpp's form."""
 

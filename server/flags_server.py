@@ -1,8 +1,8 @@
 """Flags of the HTTP side: addresses, keys, endpoints, logs, web page."""
 
 from .flag_values import (
+    addresses,
     at_least,
-    choice,
     comma_list,
     directory,
     file_json,
@@ -21,7 +21,7 @@ SERVER_FLAGS: tuple[Flag, ...] = (
     value(
         "--host",
         "server.hosts",
-        comma_list,
+        addresses,
         "H",
         "addresses, or UNIX socket paths ending in .sock (default 127.0.0.1)",
         "HOST",
@@ -146,18 +146,14 @@ SERVER_FLAGS: tuple[Flag, ...] = (
         "UI_CONFIG_FILE",
     ),
     value("--path", "server.static_path", directory, "DIR", "static files", "STATIC_PATH"),
-    switch(
-        "--embedding --embeddings", "runtime.embeddings", "serve the embedding routes", "EMBEDDINGS"
+    refused(
+        "--embedding --embeddings",
+        "",
+        "hidden states are not given out, so there are no embeddings",
+        "EMBEDDINGS",
     ),
-    value(
-        "--pooling",
-        "runtime.pooling",
-        choice("--pooling", "none", "mean", "cls", "last"),
-        "TYPE",
-        "none, mean, cls or last",
-        "POOLING",
-    ),
-    value("--embd-normalize", "server.embd_normalize", integer, "N", "norm (default 2 = L2)"),
+    ignored("--pooling", "TYPE", "POOLING", note="there are no embeddings"),
+    ignored("--embd-normalize", "N", note="there are no embeddings"),
     switch("--log-disable", "log.disabled", "log nothing"),
     value("--log-file", "log.file", text, "FILE", "log to this file as well", "LOG_FILE"),
     switch(

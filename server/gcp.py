@@ -46,7 +46,8 @@ def prediction_routes(config: ServerConfig, others: Iterable[Route]) -> tuple[Ro
 
 def request_format(path: str) -> str:
     """``/v1/chat/completions`` as ``chatCompletions``; path parameters are left out."""
-    first, *rest = re.findall(r"[^/_-]+", path.removeprefix("/v1").partition("{")[0])
+    words: list[str] = re.findall(r"[^/_-]+", path.removeprefix("/v1").partition("{")[0])
+    first, *rest = words
     return first + "".join(word[0].upper() + word[1:] for word in rest)
 
 
