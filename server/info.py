@@ -90,7 +90,7 @@ def _props(context: Context, model: Loaded) -> Json:
         "bos_token": model.tokenizer.bos_text,
         "eos_token": model.tokenizer.eos_text,
         "build_info": BUILD_INFO,
-        "is_sleeping": False,
+        "is_sleeping": model.worker.is_sleeping,
         "cors_proxy_enabled": False,
     }
 

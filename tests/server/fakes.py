@@ -143,6 +143,8 @@ class FakeWorker:
     views: list[SlotView] = field(default_factory=list)
     totals: Counters = field(default_factory=Counters)
 
+    is_sleeping = False
+
     def __post_init__(self) -> None:
         self.gate.set()
 

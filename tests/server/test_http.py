@@ -1,5 +1,6 @@
 """What every route has in common: order of checks, headers, keys, CORS, errors, loading."""
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -167,3 +168,42 @@ def test_a_repository_is_found_in_the_cache_without_network(
         find_model(ModelSource(hf_repo="user/repo:Q2_K", offline=True))
     with pytest.raises(ConfigError, match="not in the cache"):
         find_model(ModelSource(hf_repo="user/other", offline=True))
+
+
+async def test_a_client_that_does_not_finish_its_request_disturbs_nobody(client: Client) -> None:
+    reader, writer = await asyncio.open_connection(client.host, client.port)
+    writer.write(b"POST /completion HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{")
+    await writer.drain()
+    assert (await get(client, "/health"))[0] == 200
+    writer.close()
+    await writer.wait_closed()
+    assert await reader.read() == b""
+    assert (await get(client, "/health"))[0] == 200
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"nonsense\r\n\r\n",
+        b"GET / HTTP/1.1\r\nX: " + b"a" * 100_000 + b"\r\n\r\n",
+        b"GET /" + b"a" * 100_000 + b" HTTP/1.1\r\n\r\n",
+        b"POST /completion HTTP/1.1\r\nContent-Length: -1\r\n\r\n",
+    ],
+    ids=["no request", "long header", "long path", "negative length"],
+)
+async def test_what_is_not_http_is_refused(client: Client, raw: bytes) -> None:
+    reader, writer = await asyncio.open_connection(client.host, client.port)
+    writer.write(raw)
+    assert b" 400 Bad Request" in await reader.readline()
+    writer.close()
+    await writer.wait_closed()
+    assert (await get(client, "/health"))[0] == 200
+
+
+async def test_a_body_that_takes_too_long_is_a_408(make_client: MakeClient) -> None:
+    client = await make_client(timeout=1)
+    reader, writer = await asyncio.open_connection(client.host, client.port)
+    writer.write(b"POST /completion HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{")
+    assert b" 408 " in await reader.readline()
+    writer.close()
+    await writer.wait_closed()
