@@ -6,7 +6,8 @@ at all, since a recurrent state cannot be cut.
 
 One budget in bytes over states and over the KV blocks that only entries keep alive. The least
 useful entry goes first: the one whose loss costs the fewest tokens to re-read (down to the next
-shorter entry of the same conversation), weighed down by how long nobody asked for it.
+shorter entry of the same conversation), weighed down by how long nobody asked for it and by how
+far behind the conversation's end it lies.
 """
 
 from collections.abc import Sequence
@@ -20,19 +21,25 @@ from gguf_hybrid.step import Ids
 MAX_ENTRIES = 2048
 """Bounds the time of a look-up; only small models come near it before their budget is spent."""
 
+DEPTH = 4000
+"""Tokens behind the end of a conversation at which an entry counts half. Of the weights tried on
+simulated agents (20 turns, thinking dropped, four conversations over two slots, room for 12 or 24
+states) this re-reads least; plain LRU re-reads three to four times as much."""
+
 
 @dataclass(slots=True, eq=False)
 class Entry:
     """A snapshot and the tokens it has absorbed, int32 [n_tokens].
 
     ``base`` is the longest entry that is a prefix of this one; ``used`` the number of the request
-    that last began with these tokens.
+    that last began with these tokens, ``reach`` how many tokens it had.
     """
 
     tokens: Ids
     snapshot: Snapshot
     base: "Entry | None"
     used: int
+    reach: int
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -86,7 +93,7 @@ class PromptCache:
         self._clock += 1
         chain = self._chain(np.array(prompt, dtype=np.int32))
         for entry in chain:
-            entry.used = self._clock
+            entry.used, entry.reach = self._clock, len(prompt)
         return max((e for e in chain if len(e) < len(prompt)), key=len, default=None)
 
     def n_common(self, prompt: Sequence[int]) -> int:
@@ -135,12 +142,12 @@ class PromptCache:
     def _keep(self, seq_id: int, tokens: Sequence[int], max_chain: int) -> bool:
         ids = np.array(tokens, dtype=np.int32)
         chain = self._chain(ids)
-        known = next((e for e in chain if len(e) == len(ids)), None)
-        if known is not None:
-            known.used = self._clock
+        for entry in chain:
+            entry.used, entry.reach = self._clock, len(ids)
+        if any(len(entry) == len(ids) for entry in chain):
             return True
         if len(chain) >= max_chain > 0:
-            self._drop(min(chain, key=lambda e: e.gain))
+            self._drop(min(chain, key=self._usefulness))
         if not self._make_room(self._state_nbytes):
             return False
         self._insert(ids, self._memory.snapshot(seq_id))
@@ -150,7 +157,7 @@ class PromptCache:
         if len(self._entries) >= MAX_ENTRIES:
             self.drop_one()
         base = max(self._chain(ids), key=len, default=None)
-        entry = Entry(ids, snapshot, base, self._clock)
+        entry = Entry(ids, snapshot, base, self._clock, len(ids))
         for other in self._entries:
             if other.base is base and len(other) > len(entry) and entry.begins(other.tokens):
                 other.base = entry
@@ -178,7 +185,9 @@ class PromptCache:
         return [entry for entry in self._entries if entry.begins(tokens)]
 
     def _usefulness(self, entry: Entry) -> float:
-        return entry.gain / (1 + self._clock - entry.used)
+        age = self._clock - entry.used
+        depth = entry.reach - len(entry)
+        return entry.gain / ((1 + age) * (DEPTH + depth))
 
 
 def _n_equal(a: Ids, b: Ids) -> int:
