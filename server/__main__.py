@@ -38,11 +38,15 @@ def main(argv: Sequence[str] | None = None, *, demo_without_model: bool = False)
         log.warning("%s", warning)
     if arguments.server.source.demo:
         log.info("serving the embedded demo model")
-    code = asyncio.run(Process(arguments, load_runtime).run())
+    code = asyncio.new_event_loop().run_until_complete(_served(arguments))
     logging.shutdown()
-    # A thread may still be inside a compute call that nothing can interrupt: do not wait for it.
     sys.stdout.flush()
+    # Threads may still compute, compile or download, which nothing can interrupt: do not wait.
     os._exit(code)
+
+
+async def _served(arguments: Arguments) -> int:
+    return await Process(arguments, load_runtime).run()
 
 
 async def load_runtime(arguments: Arguments, on_failure: OnFailure) -> Runtime:

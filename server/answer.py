@@ -7,6 +7,7 @@ JSON error with its own status.
 """
 
 import asyncio
+import logging
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Protocol
@@ -18,8 +19,10 @@ from gguf_hybrid.errors import RequestError
 
 from . import sse
 from .context import loaded
-from .errors import error_object, json_response
+from .errors import error_object, json_response, server_error
 from .generation import Generation, Prompts, Worker
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,17 +86,28 @@ async def _streamed(
     response = await sse.open_stream(request)
     timeout = ping_interval if ping_interval > 0 else None
     try:
-        await _send(response, dialect, first)
-        while not generation.finished:
-            await _send(response, dialect, await generation.next(timeout))
-        await response.write(dialect.last)
-    except RequestError as error:
-        frame = dialect.failure(error)
-        await response.write(sse.frame(frame.data, frame.event))
+        try:
+            await _send(response, dialect, first)
+            while not generation.finished:
+                await _send(response, dialect, await generation.next(timeout))
+            await response.write(dialect.last)
+        except RequestError as error:
+            await _send_failure(response, dialect, error)
+        await response.write_eof()
     except ConnectionError as error:  # the client is gone: end the handler as aiohttp would
         raise asyncio.CancelledError from error
-    await response.write_eof()
+    except Exception as error:  # too late for a status: the stream itself has to say it
+        log.exception("%s failed while streaming", request.path)
+        await _send_failure(response, dialect, server_error(str(error) or type(error).__name__))
+        await response.write_eof()
     return response
+
+
+async def _send_failure(
+    response: web.StreamResponse, dialect: Dialect, error: RequestError
+) -> None:
+    frame = dialect.failure(error)
+    await response.write(sse.frame(frame.data, frame.event))
 
 
 async def _send(

@@ -1,7 +1,7 @@
 """From a body to engine requests: what all generating routes share.
 
-A route turns its own body into completion fields and token ids; ``make_requests`` makes the engine
-requests of it, with a sampler and a text reader each, so that choices share no state.
+A route turns its own body into completion fields and token ids; ``make_completions`` makes engine
+requests of them, with a sampler and a text reader each, so that choices share no state.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,6 +12,7 @@ from gguf_hybrid.errors import RequestError
 from gguf_hybrid.sampling.chain import Sampler
 from gguf_hybrid.sampling.constraint import Trigger
 from gguf_hybrid.sampling.grammar import Grammar
+from gguf_hybrid.sampling.params import RANDOM_SEED
 from gguf_hybrid.sampling.reasoning_budget import ReasoningBudget
 from gguf_hybrid.text.stop import TextReader
 
@@ -97,7 +98,7 @@ class _Maker:
 
 
 def _seed_of_choice(seed: int, choice: int) -> int:
-    return seed if seed == 0xFFFFFFFF else (seed + choice) & 0xFFFFFFFF
+    return seed if seed == RANDOM_SEED else (seed + choice) & RANDOM_SEED
 
 
 def _reader(loaded: Loaded, params: CompletionParams) -> TextReader:

@@ -16,6 +16,8 @@ from typing import Any, Protocol
 
 from aiohttp import web
 
+from gguf_hybrid.config import ModelConfig
+from gguf_hybrid.engine.limits import Limits
 from gguf_hybrid.engine.slot_files import SlotFiles
 from gguf_hybrid.engine.worker import Worker
 from gguf_hybrid.memory.sequence_file import SequenceFormat
@@ -37,14 +39,6 @@ BUILD_INFO = "b11434-gguf-hybrid"
 """UIs parse the ``bNNNN-`` in front: the release of llama.cpp whose API this is."""
 
 
-class ModelNumbers(Protocol):
-    """Of ``ModelConfig``."""
-
-    n_vocab: int
-    n_embd: int
-    n_ctx_train: int
-
-
 class ModelInfo(Protocol):
     """What is told about the file. ``size`` is the bytes of its tensors."""
 
@@ -52,13 +46,6 @@ class ModelInfo(Protocol):
     ftype: str
     n_params: int
     size: int
-
-
-class Limits(Protocol):
-    """``n_ctx`` is the context of one slot."""
-
-    n_slots: int
-    n_ctx: int
 
 
 class Runtime(Protocol):
@@ -70,7 +57,7 @@ class Runtime(Protocol):
     template: ChatTemplate
     jinja: bool
     sampling_vocab: SamplingVocab
-    model_config: ModelNumbers
+    model_config: ModelConfig
     info: ModelInfo
     limits: Limits
     metadata: Mapping[str, Any]
@@ -147,10 +134,6 @@ class Context:
         """Random for each server, so that no prompt text can contain it by chance."""
         fixed = os.environ.get("LLAMA_MEDIA_MARKER")
         return fixed or f"<__media_{secrets.token_urlsafe(16)}__>"
-
-    @property
-    def ready(self) -> bool:
-        return self.model is not None and self.failure is None
 
     def loaded(self) -> Loaded:
         """The model; RequestError while there is none, and when the engine has stopped."""

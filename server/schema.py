@@ -13,7 +13,13 @@ from typing import Any
 
 from gguf_hybrid.errors import RequestError
 from gguf_hybrid.sampling.names import samplers_from_letters, samplers_from_names
-from gguf_hybrid.sampling.params import INT32_MAX, NUMBER_FIELDS, NumberField, SamplingParams
+from gguf_hybrid.sampling.params import (
+    INT32_MAX,
+    NUMBER_FIELDS,
+    RANDOM_SEED,
+    NumberField,
+    SamplingParams,
+)
 from gguf_hybrid.text.tokenizer import Tokenizer
 
 from .jsontext import type_error
@@ -200,7 +206,7 @@ def _wrapped_seed(value: int | float) -> int:
     """Seeds are 32 bits wide and wrap: -1 is the largest, which means random."""
     if isinstance(value, float) and not math.isfinite(value):
         raise _field_error("seed", f"Value must be finite, but got {value}")
-    return int(value) & 0xFFFFFFFF
+    return int(value) & RANDOM_SEED
 
 
 def _switches(names: tuple[str, ...], given: Mapping[str, object]) -> dict[str, bool]:

@@ -4,7 +4,7 @@ The tokenizer is a real one, so that texts, stop strings and probability lists a
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -23,7 +23,8 @@ from gguf_hybrid.engine.request import (
     Timings,
     Token,
 )
-from gguf_hybrid.errors import ContextOverflowError, RequestError
+from gguf_hybrid.errors import ContextOverflowError, RequestError, StepError
+from gguf_hybrid.runtime_config import RuntimeConfig
 from gguf_hybrid.sampling.chain import Sampled
 from gguf_hybrid.sampling.probs import TokenProbs
 from gguf_hybrid.sampling.vocab import SamplingVocab
@@ -47,10 +48,10 @@ def tokenizer() -> Tokenizer:
 
 
 @cache
-def reply_ids() -> tuple[int, ...]:
+def reply_ids(reply: str = REPLY) -> tuple[int, ...]:
     eos = tokenizer().eos_id
     assert eos is not None
-    return (*tokenizer().encode(REPLY), eos)
+    return (*tokenizer().encode(reply), eos)
 
 
 @cache
@@ -72,9 +73,14 @@ class FakeTask:
 
     async def events(self) -> AsyncIterator[Event]:
         for request in self.requests:
+            n_left = self.worker.n_tokens_before_error
             for event in self._play(request):
                 if isinstance(event, Token):
                     await self.worker.gate.wait()
+                    if n_left == 0:
+                        yield Failed(request.id, StepError("the row has failed"))
+                        return
+                    n_left -= 1
                 await asyncio.sleep(0)
                 yield event
 
@@ -82,10 +88,10 @@ class FakeTask:
         n = len(request.prompt)
         if self.worker.error is not None:
             return [Failed(request.id, self.worker.error)]
-        if n >= N_CTX:
-            return [Failed(request.id, ContextOverflowError(n, N_CTX))]
+        if n >= self.worker.n_ctx:
+            return [Failed(request.id, ContextOverflowError(n, self.worker.n_ctx))]
         t = Timings(cache_n=1, prompt_n=n - 1, prompt_ms=2.0)
-        events: list[Event] = [Started(request.id, 0, N_CTX)]
+        events: list[Event] = [Started(request.id, 0, self.worker.n_ctx)]
         if request.return_progress:
             events.append(Progress(request.id, n, 1, n, 2, t))
         return events + self._tokens(request, t)
@@ -94,7 +100,7 @@ class FakeTask:
         events: list[Event] = []
         generated: list[int] = []
         stop_type, stop_word = "limit", ""
-        for id in reply_ids():
+        for id in reply_ids(self.worker.reply):
             generated.append(id)
             t = Timings(t.cache_n, t.prompt_n, t.prompt_ms, len(generated), 10.0 * len(generated))
             is_eog = id in tokenizer().eog_ids
@@ -137,6 +143,10 @@ class FakeTask:
 @dataclass
 class FakeWorker:
     error: RequestError | None = None
+    n_tokens_before_error: int = -1
+    """Fail each request after so many tokens; -1 = never."""
+    reply: str = REPLY
+    n_ctx: int = N_CTX
     gate: asyncio.Event = field(default_factory=asyncio.Event)
     submitted: list[Request] = field(default_factory=list)
     cancelled: list[int] = field(default_factory=list)
@@ -152,6 +162,9 @@ class FakeWorker:
         self.submitted += requests
         return FakeTask(self, requests)
 
+    async def call(self, function: Callable[[Any], Any]) -> Any:
+        return function(None)
+
     def slots(self) -> list[SlotView]:
         return self.views
 
@@ -163,6 +176,7 @@ class FakeRuntime:
     """What the server sees of a loaded model."""
 
     def __init__(self) -> None:
+        self.config = RuntimeConfig(model=str(MODEL))
         self.worker = FakeWorker()
         self.tokenizer = tokenizer()
         self.sampling_vocab = sampling_vocab()

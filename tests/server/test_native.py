@@ -5,6 +5,7 @@ import json
 from typing import Any
 
 import pytest
+from gguf_hybrid.server.results import NativeChoice
 
 from gguf_hybrid.errors import StepError
 
@@ -197,3 +198,12 @@ async def test_a_full_queue_says_when_to_come_back(
     runtime.worker.gate.set()
     await asyncio.gather(*waiting)
     await post(client, "/completion", body)
+
+
+async def test_an_unforeseen_error_in_a_stream_ends_it_with_an_error_frame(
+    client: Client, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(NativeChoice, "token", lambda self, event: 1 / 0)
+    (frame,) = await events(client, {"prompt": "a"})
+    assert (frame["error"]["code"], frame["error"]["type"]) == (500, "server_error")
+    assert "ZeroDivisionError" in caplog.text
