@@ -16,6 +16,12 @@ uint64_t nanoseconds_since(std::chrono::steady_clock::time_point start) {
       std::chrono::duration_cast<std::chrono::nanoseconds>(passed).count());
 }
 
+bool is_aligned(const ggh_store& store) {
+  const auto base = reinterpret_cast<uintptr_t>(store.states);
+  const auto strides = store.state_row_stride | store.state_layer_stride;
+  return (base | static_cast<uintptr_t>(strides)) % kLine == 0;
+}
+
 }  // namespace
 
 Buffer::~Buffer() { std::free(data_); }
@@ -44,6 +50,7 @@ Model::Model(Pool& pool, ggh_mode mode, const ggh_model_config& config)
 
 ggh_status Model::run(const ggh_store& store, const int32_t* record, int64_t n_record,
                       const int64_t* ops, int64_t n_ops, float* logits) {
+  if (!is_aligned(store)) return GGH_BAD_ARGUMENT;
   if (!step_.parse(record, n_record, store, c_.n_vocab)) return GGH_BAD_ARGUMENT;
   step_.fill_rope(inv_freq_, c_.rope_magnitude);
   step_.cut_tiles(tokens_per_tile());

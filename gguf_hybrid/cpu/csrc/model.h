@@ -89,7 +89,8 @@ class Model {
   void project_out(const ggh_weight& weight, const float* rows, int64_t m);
 
   void find_states(const ggh_store& store, int64_t layer);
-  void run_delta_head(const ggh_delta_net& net, int64_t row, int64_t v_head, float* scratch);
+  void run_delta_head(const ggh_delta_net& net, int64_t row, int64_t v_head, bool stream,
+                      float* scratch);
   void rotate_and_cache(const ggh_attention& block, const ggh_store& store, int64_t layer,
                         int64_t token, int64_t kv_head);
   void attend_tile(const ggh_store& store, int64_t layer, const TokenTile& tile, int64_t kv_head,

@@ -2,6 +2,12 @@
 #include "model.h"
 
 namespace ggh {
+namespace {
+
+// States of a step that are larger than this have left the caches before the next step.
+constexpr int64_t kCachedStateBytes = 8 << 20;
+
+}  // namespace
 
 void Model::delta_net(const ggh_delta_net& net, const ggh_store& store, int64_t layer) {
   const int64_t n = step_.n_tokens(), n_heads = c_.ssm_time_step_rank;
@@ -18,10 +24,11 @@ void Model::delta_net(const ggh_delta_net& net, const ggh_store& store, int64_t 
     mixed_.reserve(n * value_dim());
     find_states(store, layer);
     const auto n_rows = static_cast<int64_t>(step_.rows.size());
+    const bool stream = n_rows * store.state_row_stride > kCachedStateBytes;
     const size_t bytes =
         sizeof(float) * static_cast<size_t>(delta_scratch_floats(c_.ssm_state_size));
     pool_.parallel_for(n_rows * n_heads, [&](int64_t task, int thread) {
-      run_delta_head(net, task / n_heads, task % n_heads,
+      run_delta_head(net, task / n_heads, task % n_heads, stream,
                      static_cast<float*>(pool_.scratch(thread, bytes)));
     });
   }
@@ -45,7 +52,7 @@ void Model::find_states(const ggh_store& store, int64_t layer) {
 }
 
 void Model::run_delta_head(const ggh_delta_net& net, int64_t row, int64_t v_head,
-                           float* scratch) {
+                           bool stream, float* scratch) {
   const Row& r = step_.rows[static_cast<size_t>(row)];
   const int64_t dim = c_.ssm_state_size, n_v = c_.ssm_time_step_rank, n_k = c_.ssm_group_count;
   const int64_t k_head = c_.tiled_v_heads ? v_head % n_k : v_head / (n_v / n_k);
@@ -74,6 +81,7 @@ void Model::run_delta_head(const ggh_delta_net& net, int64_t row, int64_t v_head
   head.n_write = r.n_write;
   head.state_out = state_out_.data() + first_state_[static_cast<size_t>(row)];
   head.delta_offset = (c_.ssm_conv_kernel - 1) * conv_dim() + v_head * dim * dim;
+  head.stream = stream;
   head.out = mixed_.data() + r.first * value_dim() + v_head * dim;
   ops_.delta_head(head, scratch);
 }

@@ -63,10 +63,27 @@ static inline void l2_normalize(float* x, int64_t n, float eps) {
 
 static inline float softplus(float x) { return x > 20.0f ? x : logf(1.0f + expf(x)); }
 
+static inline void prefetch_row(const float* row, int64_t n) {
+  for (int64_t i = 0; i < n; i += 64 / sizeof(float)) __builtin_prefetch(row + i);
+}
+
+// Rows of neighbouring tokens lie a whole layer apart, which no hardware prefetcher follows: fetch
+// the inputs of a token a few tokens early, and its gate, which is needed after the rule.
+static inline void prefetch_token(const DeltaHead& head, int64_t t) {
+  constexpr int64_t kAhead = 4;
+  prefetch_row(head.z + t * head.z_stride, head.dim);
+  if (t + kAhead >= head.n_tokens) return;
+  const float* qkv = head.qkv + (t + kAhead) * head.conv_dim;
+  prefetch_row(qkv + head.q_channel, head.dim);
+  prefetch_row(qkv + head.k_channel, head.dim);
+  prefetch_row(qkv + head.v_channel, head.dim);
+}
+
 // Tokens t0 .. t0 + n - 1: unit q and k, v, decay exp(g) and write strength beta.
 static void prepare_tokens(const DeltaHead& head, int64_t t0, int64_t n, const DeltaScratch& s) {
   for (int64_t i = 0; i < n; i++) {
     const int64_t t = t0 + i;
+    prefetch_token(head, t);
     convolve(head, t, head.q_channel, s.q + i * head.dim);
     convolve(head, t, head.k_channel, s.k + i * head.dim);
     convolve(head, t, head.v_channel, s.v + i * head.dim);
@@ -85,7 +102,8 @@ struct Columns {
 };
 
 // One token for C vectors of columns. `from` may be `to`. The sums of a column do not depend on C.
-template <int C>
+// kStream writes past the caches and needs 64-byte aligned rows.
+template <int C, bool kStream>
 static inline void delta_token(Columns from, Columns to, int64_t dim, const float* q,
                                const float* k, const float* v, float decay, float beta,
                                float scale, float* o) {
@@ -102,18 +120,19 @@ static inline void delta_token(Columns from, Columns to, int64_t dim, const floa
     d[c] = vset(beta) * (vload(v + c * W) - g * (even[c] + odd[c]));
     even[c] = odd[c] = vset(0.0f);
   }
+  const auto store = kStream ? store_stream : vstore;
   for (int64_t i = 0; i < dim; i += 2) {
     const float* row = from.data + i * from.stride;
     float* out = to.data + i * to.stride;
     const vf k0 = vset(k[i]), k1 = vset(k[i + 1]), q0 = vset(q[i]), q1 = vset(q[i + 1]);
     for (int c = 0; c < C; c++) {
       const vf m = vfma(k0, d[c], vload(row + c * W) * g);
-      vstore(out + c * W, m);
+      store(out + c * W, m);
       even[c] = vfma(q0, m, even[c]);
     }
     for (int c = 0; c < C; c++) {
       const vf m = vfma(k1, d[c], vload(row + from.stride + c * W) * g);
-      vstore(out + to.stride + c * W, m);
+      store(out + to.stride + c * W, m);
       odd[c] = vfma(q1, m, odd[c]);
     }
   }
@@ -141,7 +160,7 @@ static inline Columns columns_before(const DeltaHead& head, int64_t t, int64_t c
 }
 
 // All columns in blocks of C vectors, each through tokens t0 .. t0 + n - 1.
-template <int C>
+template <int C, bool kStream>
 static void absorb_columns(const DeltaHead& head, int64_t t0, int64_t n, const DeltaScratch& s) {
   const float scale = 1.0f / sqrtf(static_cast<float>(head.dim));
   for (int64_t column = 0; column < head.dim; column += C * W) {
@@ -149,7 +168,7 @@ static void absorb_columns(const DeltaHead& head, int64_t t0, int64_t n, const D
       const Columns from = columns_before(head, t0 + i, column, C * W, s.state);
       const Columns to = columns_after(head, t0 + i, column, s.state);
       const int64_t row = i * head.dim;
-      delta_token<C>(from, to, head.dim, s.q + row, s.k + row, s.v + row + column,
+      delta_token<C, kStream>(from, to, head.dim, s.q + row, s.k + row, s.v + row + column,
                               s.decay[i], s.beta[i], scale, s.o + row + column);
     }
   }
@@ -159,10 +178,13 @@ static void absorb_columns(const DeltaHead& head, int64_t t0, int64_t n, const D
 // narrow block of columns in the first cache level.
 static void absorb_tokens(const DeltaHead& head, int64_t t0, int64_t n, const DeltaScratch& s) {
   constexpr int kNarrow = kDeltaColumns / W, kWide = kRegisters / 4;
-  if (head.n_tokens == 1 && head.dim % (kWide * W) == 0) {
-    absorb_columns<kWide>(head, t0, n, s);
+  if (head.n_tokens > 1 || head.dim % (kWide * W) != 0) {
+    absorb_columns<kNarrow, false>(head, t0, n, s);
+  } else if (head.stream) {
+    absorb_columns<kWide, true>(head, t0, n, s);
+    stream_fence();
   } else {
-    absorb_columns<kNarrow>(head, t0, n, s);
+    absorb_columns<kWide, false>(head, t0, n, s);
   }
 }
 

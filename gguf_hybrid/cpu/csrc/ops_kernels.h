@@ -35,7 +35,8 @@ struct DeltaHead {
   int64_t n_write;        // states after the last n_write tokens, newest first
   float* const* state_out;
   int64_t delta_offset;
-  float* out;  // this head's D, stride z_stride
+  bool stream;  // new states will not be read while they could still be cached
+  float* out;   // this head's D, stride z_stride
 };
 
 

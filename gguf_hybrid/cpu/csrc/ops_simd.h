@@ -41,6 +41,8 @@ static inline void store_half(uint16_t* p, vf x) {
   const __m256i half = _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), half);
 }
+static inline void store_stream(float* p, vf x) { _mm512_stream_ps(p, x); }
+static inline void stream_fence() { _mm_sfence(); }
 static inline bool any_greater(vf a, vf b) {
   return _mm512_cmp_ps_mask(a, b, _CMP_GT_OQ) != 0;
 }
@@ -60,6 +62,8 @@ static inline void store_half(uint16_t* p, vf x) {
   const __m128i half = _mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
   _mm_storeu_si128(reinterpret_cast<__m128i*>(p), half);
 }
+static inline void store_stream(float* p, vf x) { _mm256_stream_ps(p, x); }
+static inline void stream_fence() { _mm_sfence(); }
 static inline bool any_greater(vf a, vf b) {
   return _mm256_movemask_ps(_mm256_cmp_ps(a, b, _CMP_GT_OQ)) != 0;
 }
@@ -144,6 +148,13 @@ static inline vf vload(const float* p) {
   return x;
 }
 static inline void vstore(float* p, vf x) { memcpy(p, &x, sizeof x); }
+
+#if !defined(__AVX2__)
+// Stores past the caches exist on x86 only.
+static inline void store_stream(float* p, vf x) { vstore(p, x); }
+static inline void stream_fence() {}
+#endif
+
 static inline vf vload_kv(const float* p) { return vload(p); }
 static inline vf vload_kv(const uint16_t* p) { return load_half(p); }
 
