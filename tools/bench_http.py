@@ -1,0 +1,165 @@
+"""``gguf-hybrid bench http``: the sweep again, through the server.
+
+Clients ask ``/completion`` for streams, with prompts of random tokens, all at the same moment. With
+``--against`` llama-server is started on the same file with the same flags and takes turns.
+Both servers stay loaded; the one that is not asked sleeps.
+"""
+
+import argparse
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass
+from statistics import median
+
+import numpy as np
+
+from .bench_arguments import add_model_arguments, counts
+from .bench_client import Client, Stream
+from .bench_report import Cell, print_json, print_rows, ratio
+from .bench_server import OURS, ServerUnderTest
+
+FIRST_PLAIN_ID = 300
+"""Byte-level vocabularies begin with single bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Volley:
+    """What simultaneous streams came to: seconds until all had a first token, seconds from the
+    first token of any to the end of all, seconds of the whole, and the longest gap of a stream."""
+
+    n_clients: int
+    n_prompt: int
+    n_generated: int
+    t_pp: float
+    t_tg: float
+    t_all: float
+    longest_gap: float
+
+    @property
+    def speed_pp(self) -> float:
+        return self.n_clients * self.n_prompt / self.t_pp
+
+    @property
+    def speed_tg(self) -> float:
+        return self.n_clients * self.n_generated / self.t_tg
+
+    @property
+    def speed(self) -> float:
+        """Tokens per second, read and generated."""
+        return self.n_clients * (self.n_prompt + self.n_generated) / self.t_all
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_model_arguments(parser)
+    parser.add_argument("-npp", type=int, default=512, help="tokens of each prompt")
+    parser.add_argument("-ntg", type=int, default=128, help="tokens to generate per stream")
+    parser.add_argument("-npl", type=counts, default=(1, 4), help="numbers of clients")
+    parser.add_argument("-r", "--reps", type=int, default=3, help="repetitions")
+    parser.add_argument("--against", metavar="PATH", help="a llama-server to compare with")
+
+
+def run(args: argparse.Namespace) -> int:
+    with ExitStack() as stack:
+        servers = [stack.enter_context(server) for server in servers_of(args)]
+        volleys = _measure(args, servers)
+    rows = [_summary(args, n, *(of_server[n] for of_server in volleys)) for n in args.npl]
+    print_rows(rows)
+    print_json({"bench": "http", "model": args.model, "reps": args.reps, "points": rows})
+    return 0
+
+
+def servers_of(args: argparse.Namespace) -> list[ServerUnderTest]:
+    """Ours, and the one it is measured against."""
+    n_ctx = max(args.npl) * (-(-(args.npp + args.ntg + 1) // 256) * 256)
+    flags = ["-m", args.model, "-c", str(n_ctx), "-np", str(max(args.npl)), "--cache-ram", "0"]
+    flags += ["-fa", "on", "-ctk", "f16", "-ctv", "f16"]
+    if args.threads > 0:
+        flags += ["-t", str(args.threads)]
+    servers = [ServerUnderTest("ours", OURS, [*flags, "--arithmetic", args.arithmetic])]
+    if args.against:
+        servers.append(ServerUnderTest("against", [args.against], flags))
+    return servers
+
+
+def _measure(
+    args: argparse.Namespace, servers: Sequence[ServerUnderTest]
+) -> list[dict[int, list[Volley]]]:
+    """Per server: the volleys by number of clients."""
+    rng = np.random.default_rng(0)
+    clients = [Client(server.port) for server in servers]
+    n_vocab = clients[0].get("/v1/models")["data"][0]["meta"]["n_vocab"]
+
+    def prompts(n: int) -> list[list[int]]:
+        ids = rng.integers(min(FIRST_PLAIN_ID, n_vocab // 2), n_vocab, (n, args.npp))
+        return [row.tolist() for row in ids]
+
+    volleys: list[dict[int, list[Volley]]] = [{n: [] for n in args.npl} for _ in servers]
+    for client in clients:
+        volley(client, prompts(1), 4)
+    for _ in range(args.reps):
+        for n in args.npl:
+            same = prompts(n)
+            for client, of_server in zip(clients, volleys, strict=True):
+                of_server[n].append(volley(client, same, args.ntg))
+    return volleys
+
+
+def volley(client: Client, prompts: Sequence[Sequence[int]], n_predict: int) -> Volley:
+    """One stream per prompt, all started together."""
+    start = threading.Barrier(len(prompts))
+
+    def ask(prompt: Sequence[int]) -> Stream:
+        body = {
+            "prompt": prompt,
+            "n_predict": n_predict,
+            "ignore_eos": True,
+            "cache_prompt": False,
+            "seed": 1,
+        }
+        start.wait()
+        return client.stream("/completion", body)
+
+    with ThreadPoolExecutor(len(prompts)) as pool:
+        streams = list(pool.map(ask, prompts))
+    began, ended = min(s.began for s in streams), max(s.ended for s in streams)
+    firsts = [s.first for s in streams]
+    return Volley(
+        len(prompts),
+        len(prompts[0]),
+        n_predict,
+        max(firsts) - began,
+        ended - min(firsts),
+        ended - began,
+        max(s.longest_gap for s in streams),
+    )
+
+
+def _summary(
+    args: argparse.Namespace,
+    n_clients: int,
+    ours: Sequence[Volley],
+    theirs: Sequence[Volley] = (),
+) -> dict[str, Cell]:
+    row: dict[str, Cell] = {
+        "arithmetic": args.arithmetic,
+        "clients": n_clients,
+        "PP": args.npp,
+        "TG": args.ntg,
+    }
+    figures: dict[str, Callable[[Volley], float]] = {
+        "PP": lambda v: v.speed_pp,
+        "TG": lambda v: v.speed_tg,
+        "all": lambda v: v.speed,
+    }
+    for name, figure in figures.items():
+        row[f"S_{name}"] = median(map(figure, ours))
+    row["gap_ms"] = 1000 * max(v.longest_gap for v in ours)
+    if theirs:
+        for name, figure in figures.items():
+            row[f"their_{name}"] = median(map(figure, theirs))
+        row["their_gap_ms"] = 1000 * max(v.longest_gap for v in theirs)
+        for name, figure in figures.items():
+            row[f"ratio_{name}"] = ratio(median(map(figure, ours)), median(map(figure, theirs)))
+    return row
