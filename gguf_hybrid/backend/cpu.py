@@ -117,7 +117,7 @@ class CpuBackend:
         return self._keep(cpu_weights.head(output_norm, output), output.name)
 
     def weight_nbytes(self) -> int:
-        return sum(p.nbytes for p in self._prepared)
+        return cpu_weights.memory_nbytes(self._prepared)
 
     def _keep(self, prepared: Prepared, what: str) -> Prepared:
         status = self._c.ggh_model_check(self._model, prepared.op, prepared.address)

@@ -5,9 +5,8 @@ split by address. Every structure keeps alive what it points at.
 """
 
 import ctypes
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -16,6 +15,7 @@ from gguf_hybrid.cpu import bindings
 from gguf_hybrid.cpu.bindings import Op
 from gguf_hybrid.cpu.library import Weight
 from gguf_hybrid.errors import GGUFError
+from gguf_hybrid.memory.store import Floats
 from gguf_hybrid.weights.ggml import GGMLType, row_nbytes
 from gguf_hybrid.weights.reader import TensorInfo
 
@@ -24,19 +24,21 @@ Tensors = Mapping[str, TensorInfo]
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """One operation's weights: the structure, and the objects that own what it points at.
-
-    ``nbytes`` counts memory beside the mapped file.
-    """
+    """One operation's weights: the structure, and the objects that own what it points at."""
 
     op: Op
     struct: ctypes.Structure
-    owners: tuple[Any, ...]
-    nbytes: int = 0
+    owners: tuple[TensorInfo | Floats, ...]
 
     @property
     def address(self) -> int:
         return ctypes.addressof(self.struct)
+
+
+def memory_nbytes(prepared: Iterable[Prepared]) -> int:
+    """Bytes that these weights take beside the mapped file, shared owners counted once."""
+    owners = {id(owner): owner for p in prepared for owner in p.owners}.values()
+    return sum(o.nbytes for o in owners if not isinstance(o, TensorInfo) or not o.in_file)
 
 
 def matrix(tensor: TensorInfo) -> Weight:
@@ -97,7 +99,7 @@ def _delta_net(t: Tensors) -> Prepared:
         alpha=matrix(t["ssm_alpha.weight"]),
         out=matrix(t["ssm_out.weight"]),
     )
-    return Prepared(Op.DELTA_NET, struct, (conv, *t.values()), conv.nbytes)
+    return Prepared(Op.DELTA_NET, struct, (conv, *t.values()))
 
 
 def _attention(config: ModelConfig, t: Tensors) -> Prepared:

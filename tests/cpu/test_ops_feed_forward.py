@@ -126,3 +126,18 @@ def test_sizes_without_kernels_are_refused() -> None:
     files["attn_norm.weight"] = replace(files["attn_norm.weight"], type=GGMLType.F16)
     with pytest.raises(GGUFError, match="attn_norm.weight is F16, expected F32"):
         backend.prepare_block(0, files)
+
+
+@pytest.mark.usefixtures("library")
+def test_weights_beside_the_file_are_counted_once() -> None:
+    rng, backend = np.random.default_rng(9), CpuBackend(BASE, 1)
+    arrays = delta_net_arrays(BASE, rng) | feed_forward_arrays(BASE, rng)
+    backend.prepare_block(0, tensors(arrays))
+    taps = arrays["ssm_conv1d.weight"].nbytes
+    assert backend.weight_nbytes() == taps
+    decoded = replace(tensor("token_embd.weight", arrays["attn_qkv.weight"][:320]), in_file=False)
+    embedding = backend.prepare_embedding(decoded)
+    backend.prepare_head(
+        tensor("output_norm.weight", arrays["attn_norm.weight"]), decoded, embedding
+    )
+    assert backend.weight_nbytes() == taps + decoded.nbytes
