@@ -1,4 +1,7 @@
-"""The official ``openai`` and ``anthropic`` clients against a running server, unchanged."""
+"""The official ``openai`` and ``anthropic`` clients against a running server, unchanged.
+
+Their types are left aside: what counts is what arrives.
+"""
 
 import json
 from collections.abc import Iterator
@@ -13,7 +16,7 @@ from .goldens import MODELS
 from .server_process import ServerProcess
 
 KEY = "secret"
-SUM = [{"role": "user", "content": "What is 12 + 30?"}]
+SUM: Any = [{"role": "user", "content": "What is 12 + 30?"}]
 WEATHER = "What is the weather in Paris?"
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 FUNCTION = {"name": "get_weather", "description": "Get the weather in a city.", "parameters": CITY}
@@ -34,22 +37,22 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
 
 
 @pytest.fixture(scope="module")
-def client(server: ServerProcess) -> Iterator[openai.OpenAI]:
+def client(server: ServerProcess) -> Iterator[Any]:
     with openai.OpenAI(base_url=f"http://127.0.0.1:{server.port}/v1", api_key=KEY) as client:
         yield client
 
 
 @pytest.fixture(scope="module")
-def claude(server: ServerProcess) -> Iterator[anthropic.Anthropic]:
+def claude(server: ServerProcess) -> Iterator[Any]:
     with anthropic.Anthropic(base_url=f"http://127.0.0.1:{server.port}", api_key=KEY) as client:
         yield client
 
 
-def test_openai_lists_the_model(client: openai.OpenAI) -> None:
+def test_openai_lists_the_model(client: Any) -> None:
     assert [model.id for model in client.models.list()] == ["tiny"]
 
 
-def test_openai_chat_streams_what_it_answers(client: openai.OpenAI) -> None:
+def test_openai_chat_streams_what_it_answers(client: Any) -> None:
     whole = client.chat.completions.create(messages=SUM, **GREEDY)
     with client.chat.completions.stream(messages=SUM, **GREEDY) as stream:
         streamed = stream.until_done().get_final_completion()
@@ -59,7 +62,7 @@ def test_openai_chat_streams_what_it_answers(client: openai.OpenAI) -> None:
     assert whole.usage is not None and whole.usage.completion_tokens > 0
 
 
-def test_openai_text_completion(client: openai.OpenAI) -> None:
+def test_openai_text_completion(client: Any) -> None:
     whole = client.completions.create(prompt="import os\n\ndef ", max_tokens=8, **GREEDY)
     stream = client.completions.create(
         prompt="import os\n\ndef ", max_tokens=8, stream=True, **GREEDY
@@ -67,7 +70,7 @@ def test_openai_text_completion(client: openai.OpenAI) -> None:
     assert "".join(chunk.choices[0].text for chunk in stream) == whole.choices[0].text != ""
 
 
-def test_openai_calls_a_tool_and_reads_its_result(client: openai.OpenAI) -> None:
+def test_openai_calls_a_tool_and_reads_its_result(client: Any) -> None:
     tools: Any = [{"type": "function", "function": FUNCTION}]
     messages: list[Any] = [{"role": "user", "content": WEATHER}]
     with client.chat.completions.stream(messages=messages, tools=tools, **GREEDY) as stream:
@@ -83,17 +86,17 @@ def test_openai_calls_a_tool_and_reads_its_result(client: openai.OpenAI) -> None
     assert "sunny" in (answer.choices[0].message.content or "")
 
 
-def test_openai_must_call_the_tool_it_names(client: openai.OpenAI) -> None:
+def test_openai_must_call_the_tool_it_names(client: Any) -> None:
     other = {"name": "define", "parameters": {"type": "object", "properties": {}}}
     tools: Any = [{"type": "function", "function": f} for f in (FUNCTION, other)]
     choice: Any = {"type": "function", "function": {"name": "define"}}
     reply = client.chat.completions.create(
         messages=[{"role": "user", "content": WEATHER}], tools=tools, tool_choice=choice, **GREEDY
     ).choices[0]
-    assert [c.function.name for c in reply.message.tool_calls or []] == ["define"]  # type: ignore[union-attr]
+    assert [c.function.name for c in reply.message.tool_calls or []] == ["define"]
 
 
-def test_openai_parses_a_structured_answer(client: openai.OpenAI) -> None:
+def test_openai_parses_a_structured_answer(client: Any) -> None:
     chat = client.chat.completions.parse(
         messages=SUM, response_format=Answer, max_tokens=400, **GREEDY
     )
@@ -104,7 +107,7 @@ def test_openai_parses_a_structured_answer(client: openai.OpenAI) -> None:
     assert isinstance(response.output_parsed, Answer)
 
 
-def test_openai_responses_stream_what_they_answer(client: openai.OpenAI) -> None:
+def test_openai_responses_stream_what_they_answer(client: Any) -> None:
     tools: Any = [{"type": "function", "strict": True, **FUNCTION}]
     with client.responses.stream(input=WEATHER, tools=tools, **GREEDY) as stream:
         streamed = stream.until_done().get_final_response()
@@ -127,26 +130,26 @@ def test_openai_raises_its_own_errors(server: ServerProcess, key: str) -> None:
         client.chat.completions.create(model="tiny", messages=SUM, n=99)
 
 
-def test_anthropic_streams_what_it_answers(claude: anthropic.Anthropic) -> None:
+def test_anthropic_streams_what_it_answers(claude: Any) -> None:
     ask: Any = {"model": "tiny", "max_tokens": 100, "extra_body": {"temperature": 0}}
-    whole = claude.messages.create(messages=SUM, **ask)  # type: ignore[arg-type]
-    with claude.messages.stream(messages=SUM, **ask) as stream:  # type: ignore[arg-type]
+    whole = claude.messages.create(messages=SUM, **ask)
+    with claude.messages.stream(messages=SUM, **ask) as stream:
         streamed = stream.get_final_message()
     for message in (whole, streamed):
         thinking, text = message.content
         assert thinking.type == "thinking" and thinking.thinking
         assert text.type == "text" and text.text == "42"
         assert message.stop_reason == "end_turn"
-    counted = claude.messages.count_tokens(model="tiny", messages=SUM)  # type: ignore[arg-type]
+    counted = claude.messages.count_tokens(model="tiny", messages=SUM)
     used = whole.usage.input_tokens + (whole.usage.cache_read_input_tokens or 0)
     assert counted.input_tokens == used
 
 
-def test_anthropic_calls_a_tool_and_reads_its_result(claude: anthropic.Anthropic) -> None:
+def test_anthropic_calls_a_tool_and_reads_its_result(claude: Any) -> None:
     tool = {"name": "get_weather", "description": "Get the weather.", "input_schema": CITY}
     ask: Any = {"model": "tiny", "max_tokens": 100, "extra_body": {"temperature": 0}}
     messages: list[Any] = [{"role": "user", "content": WEATHER}]
-    with claude.messages.stream(messages=messages, tools=[tool], **ask) as stream:  # type: ignore[list-item]
+    with claude.messages.stream(messages=messages, tools=[tool], **ask) as stream:
         reply = stream.get_final_message()
     assert reply.stop_reason == "tool_use"
     call = reply.content[-1]
@@ -154,12 +157,12 @@ def test_anthropic_calls_a_tool_and_reads_its_result(claude: anthropic.Anthropic
     result = {"type": "tool_result", "tool_use_id": call.id, "content": "sunny, 21 C"}
     blocks = [block.model_dump(exclude_none=True) for block in reply.content]
     messages += [{"role": "assistant", "content": blocks}, {"role": "user", "content": [result]}]
-    answer = claude.messages.create(messages=messages, tools=[tool], **ask)  # type: ignore[list-item]
-    assert "sunny" in answer.content[-1].text  # type: ignore[union-attr]
+    answer = claude.messages.create(messages=messages, tools=[tool], **ask)
+    assert "sunny" in answer.content[-1].text
 
 
 def test_anthropic_raises_its_own_errors(server: ServerProcess) -> None:
     url = f"http://127.0.0.1:{server.port}"
     wrong = anthropic.Anthropic(base_url=url, api_key="wrong", max_retries=0)
     with wrong as client, pytest.raises(anthropic.AuthenticationError):
-        client.messages.create(model="tiny", max_tokens=1, messages=SUM)  # type: ignore[arg-type]
+        client.messages.create(model="tiny", max_tokens=1, messages=SUM)
