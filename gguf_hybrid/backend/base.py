@@ -75,3 +75,8 @@ class Backend(Protocol):
     def logits(self, head: Any, x: Any, plan: Any) -> Floats:
         """Evaluate the step. float32 [n_logits, n_vocab] on the host, rows of ``logit_index``."""
         ...
+
+    def undo(self, plan: Any) -> None:
+        """The step failed: what it wrote into the store must not be in the way of the next one.
+        Committed cells and rows are as before it."""
+        ...

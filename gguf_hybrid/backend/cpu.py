@@ -161,6 +161,9 @@ class CpuBackend:
         self._run(plan, logits)
         return logits
 
+    def undo(self, plan: Plan) -> None:
+        """Nothing to do: cells and rows that were not committed are scratch."""
+
     def load(self, values: Floats, plan: Plan) -> Plan:
         """Activations from outside, float32 [n_tokens, n_embd], C-contiguous; kept by the caller
         until the step is evaluated."""

@@ -27,6 +27,10 @@ DELTA_CHUNK = 16
 a chunk grows with its length squared."""
 
 
+CACHE_LIMIT = 512 << 20
+"""Bytes of freed buffers that MLX may keep for reuse; memory of a server must come back."""
+
+
 @dataclass(frozen=True, slots=True)
 class Group:
     """Rows of a step computed together: all rows of one token, or one longer row.
@@ -66,6 +70,7 @@ class MlxBackend:
         if mx.metal.is_available() and device == mx.gpu:
             # Weights must stay resident, or macOS pages them out between requests.
             mx.set_wired_limit(int(mx.device_info()["max_recommended_working_set_size"]))
+        mx.set_cache_limit(CACHE_LIMIT)
         self.name = f"mlx ({mx.default_device().type.name})"
         self._rope = rope_of(config)
         self._weights: list[Linear | mx.array] = []
@@ -115,6 +120,7 @@ class MlxBackend:
             end = first + sum(len(step.rows[i]) for i in rows)
             groups.append(Group(tuple(step.rows[i] for i in rows), first, end))
             first = end
+        store.begin_step()
         cos, sin = self._rope.tables(step.positions[order])
         place = np.argsort(order)
         return Plan(
@@ -138,6 +144,11 @@ class MlxBackend:
         wanted = output(self._norm(x[plan.logit_index], norm))
         mx.eval(wanted, plan.store.settle())
         return np.array(wanted)
+
+    def undo(self, plan: Plan) -> None:
+        plan.store.undo_step(
+            r for group in plan.groups for row in group.rows for r in row.state_write
+        )
 
     def _norm(self, x: mx.array, weight: mx.array) -> mx.array:
         return mx.fast.rms_norm(x, weight, self.config.rms_eps)
@@ -273,9 +284,7 @@ class MlxBackend:
             block = int(row.blocks[(row.start + first) // BLOCK])
             at = (row.start + first) % BLOCK
             for cache, new in ((store.k[index], k), (store.v[index], v)):
-                old = store.block(cache, block)
-                update = new[first:end].astype(old.dtype)
-                cache[block] = mx.slice_update(old, update, mx.array([at]), axes=(0,))
+                store.update_block(cache, block, at, new[first:end])
 
     def _attend_row(self, row: Row, q: mx.array, store: MlxStore, index: int) -> mx.array:
         """o [n, n_head, head_dim]. Queries go in pieces at absolute multiples of ``CHUNK``, each

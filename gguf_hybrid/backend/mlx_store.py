@@ -5,6 +5,7 @@ the same sequences decode together, the batch written by one step is read whole 
 nothing is copied; rows are gathered only when a sequence joins or leaves.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import mlx.core as mx
@@ -91,6 +92,7 @@ class MlxStore:
         self._empty = mx.zeros(self._block_shape, dtype=self.kv_dtype)
         self.k: list[dict[int, mx.array]] = [{} for _ in range(n_attention)]
         self.v: list[dict[int, mx.array]] = [{} for _ in range(n_attention)]
+        self._before: list[tuple[dict[int, mx.array], int, mx.array]] = []
         self._row_nbytes = 4 * n_recurrent * (_size(self._conv_shape) + _size(self._delta_shape))
         self.state_nbytes = self._row_nbytes * spec.n_state_rows
         self.block_nbytes = 2 * n_attention * self._empty.nbytes
@@ -130,6 +132,27 @@ class MlxStore:
         return [a for pool in (*self.conv, *self.delta) for a in pool.arrays()]
 
     # -- KV blocks ----------------------------------------------------------------------------
+
+    def begin_step(self) -> None:
+        self._before.clear()
+
+    def update_block(
+        self, cache: dict[int, mx.array], block: int, at: int, values: mx.array
+    ) -> None:
+        """Cells ``at`` ... of a block; the array from before is kept until the next step begins,
+        because a lazy update that fails would take committed cells with it."""
+        old = self.block(cache, block)
+        self._before.append((cache, block, old))
+        cache[block] = mx.slice_update(old, values.astype(old.dtype), mx.array([at]), axes=(0,))
+
+    def undo_step(self, state_rows: Iterable[int]) -> None:
+        """Forget what a failed step wrote."""
+        for cache, block, old in reversed(self._before):
+            cache[block] = old
+        self._before.clear()
+        for row in state_rows:
+            for pool in (*self.conv, *self.delta):
+                pool.write((row,), pool.zero)
 
     def block(self, cache: dict[int, mx.array], block: int) -> mx.array:
         return cache.get(block, self._empty)

@@ -49,8 +49,15 @@ class Qwen35:
 
     def forward(self, step: Step, store: Store) -> Floats:
         """Run one step: float32 [n_logits, n_vocab], in the order of ``step.logit_index``."""
+        plan = self.backend.begin(step, store)
+        try:
+            return self._run(plan)
+        except Exception:
+            self.backend.undo(plan)
+            raise
+
+    def _run(self, plan: Any) -> Floats:
         backend = self.backend
-        plan = backend.begin(step, store)
         x = backend.embed(self.token_embd, plan)
         n_recurrent = n_attention = 0
         for block, recurrent in zip(self.blk, self.config.recurrent_layers, strict=True):

@@ -156,3 +156,22 @@ def test_states_after_the_last_tokens_are_kept(name: str, backend: str) -> None:
             state = 1 + i
         follow = Row(0, n + 3 - back, np.array([21], np.int32), state, (4,), blocks, 1)
         assert np.abs(got - model.forward(Step((follow,)), plain)).max() < 1e-3
+
+
+def test_a_failed_step_has_not_happened(
+    name: str, backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The head fails after every layer has written its states and keys."""
+    model = model_of(name, backend)
+    store = model.new_store(spec_for(1))
+    (seq,) = sequences(1)
+    advance(model, store, [(seq, PROMPTS[1])])
+
+    def fail(*args: object) -> None:
+        raise RuntimeError("injected")
+
+    with monkeypatch.context() as patched, pytest.raises(RuntimeError, match="injected"):
+        patched.setattr(model.backend, "logits", fail)
+        advance(model, store, [(seq, [5, 6, 7])])
+    got = advance(model, store, [(seq, [MORE[1][0]])])[0]
+    assert np.array_equal(got, alone(name, backend, 1)[1])

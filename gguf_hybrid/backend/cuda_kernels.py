@@ -1,0 +1,50 @@
+"""Kernels and scratch memory of the CUDA backend, both made on first use and kept."""
+
+import logging
+
+from gguf_hybrid.metal import kernel
+from gguf_hybrid.metal.compile import KernelCache
+from gguf_hybrid.metal.driver import Device, Function
+
+log = logging.getLogger(__name__)
+
+
+class Kernels:
+    """``kernels("matvec", K=2048, ...)`` is the loaded function of that body and those constants."""
+
+    def __init__(self, device: Device, cache: KernelCache) -> None:
+        self._device, self.cache = device, cache
+        self._functions: dict[object, Function] = {}
+
+    def __call__(self, name: str, **constants: int | float) -> Function:
+        key = (name, *constants.items())
+        found = self._functions.get(key)
+        if found is None:
+            found = self._functions[key] = self._build(name, constants)
+        return found
+
+    def _build(self, name: str, constants: dict[str, int | float]) -> Function:
+        body = kernel.body(name)
+        cubin = self.cache.cubin(body.cuda(constants), name)
+        return self._device.load(cubin, f"ggh_{name}", [p.kind != "int" for p in body.arguments])
+
+
+class Scratch:
+    """Named device buffers that only grow. A captured graph needs a scratch that grows no more."""
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self._buffers: dict[str, tuple[int, int]] = {}
+        self.nbytes = 0
+
+    def __call__(self, name: str, nbytes: int) -> int:
+        """Address of at least ``nbytes``; contents survive unless the buffer had to grow."""
+        address, size = self._buffers.get(name, (0, 0))
+        if size < nbytes:
+            if address:
+                self._device.synchronize()
+                self._device.release(address)
+            address = self._device.allocate(nbytes)
+            self._buffers[name] = (address, nbytes)
+            self.nbytes += nbytes - size
+        return address

@@ -1,0 +1,189 @@
+"""What decode steps and prompts have in common: launches of the shared kernels."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from gguf_hybrid.config import ModelConfig
+from gguf_hybrid.metal.driver import Device
+
+from .cuda_kernels import Kernels, Scratch
+from .cuda_store import CudaStore
+from .cuda_weights import Matrix
+
+RECORD_NBYTES = 48
+"""An activation record: 32 int8 codes, their scale and two sums (``metal/blocks.h``)."""
+ROW_TILE = 8
+"""Activation rows a matrix-vector kernel takes at a time; buffers hold whole tiles."""
+BUSY_SIMDS = 2048
+"""Simdgroups in flight that keep the memory of a large GPU busy."""
+
+
+@dataclass(frozen=True, slots=True)
+class Activations:
+    """The same values [rows, k] as float32, as records and as f16; 0 where a form is not kept."""
+
+    floats: int
+    records: int
+    halves: int
+    k: int
+
+    def from_row(self, row: int) -> "Activations":
+        at = row * self.k
+        halves = self.halves and self.halves + 2 * at
+        records = self.records and self.records + at // 32 * RECORD_NBYTES
+        return Activations(self.floats + 4 * at, records, halves, self.k)
+
+
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """Device addresses of what a run is told: tokens, state rows, KV cells, lengths, angles."""
+
+    tokens: int
+    read_rows: int
+    write_rows: int
+    cells: int
+    lengths: int
+    blocks: int
+    cosines: int
+    sines: int
+
+
+class Ops:
+    """Launches over one scratch. ``rows`` of a run are decode rows, or the tokens of a prompt."""
+
+    def __init__(
+        self, device: Device, kernels: Kernels, config: ModelConfig, scratch: Scratch
+    ) -> None:
+        self.device, self.kernels, self.config, self.scratch = device, kernels, config, scratch
+
+    def activations(self, name: str, rows: int, k: int, halves: bool) -> Activations:
+        """Buffers for whole tiles of ``rows``."""
+        rows = -(-rows // ROW_TILE) * ROW_TILE
+        floats = self.scratch(f"{name}.floats", 4 * rows * k)
+        records = self.scratch(f"{name}.records", rows * k // 32 * RECORD_NBYTES)
+        return Activations(
+            floats, records, self.scratch(f"{name}.halves", 2 * rows * k) if halves else 0, k
+        )
+
+    def floats(self, name: str, rows: int, k: int) -> int:
+        return self.scratch(name, 4 * -(-rows // ROW_TILE) * ROW_TILE * k)
+
+    def embed(self, embedding: Matrix, tokens: int, x: int, rows: int) -> None:
+        run = self.kernels("embed", K=embedding.k, T0=embedding.type)
+        run.launch((rows, 1, 1), 128, tokens, embedding.address, x)
+
+    def norm(self, x: int, weight: int, y: Activations, rows: int, records: bool = True) -> None:
+        run = self.kernels(
+            "norm",
+            K=y.k,
+            RECORDS=records,
+            HALVES=bool(y.halves),
+            EPS=self.config.rms_eps,
+        )
+        run.launch((rows, 1, 1), 512, x, weight, y.floats, y.records, y.halves)
+
+    def matvec(
+        self,
+        x: Activations,
+        products: Sequence[tuple[Matrix, int]],
+        rows: int,
+        residual: int = 0,
+    ) -> None:
+        """Each product's matrix times the rows of x, one launch; ``residual`` joins the first."""
+        tile = _row_tile(rows)
+        n_tiles = -(-rows // tile)
+        total = sum(m.n for m, _ in products)
+        per_simd = _weight_rows([m.n for m, _ in products], tile, n_tiles)
+        padded = [*products, *[(None, 0)] * (4 - len(products))]
+        run = self.kernels(
+            "matvec",
+            K=x.k,
+            R=per_simd,
+            NB=tile,
+            ADD=bool(residual),
+            **{f"T{i}": int(m.type) if m else 0 for i, (m, _) in enumerate(padded)},
+            **{f"N{i}": m.n if m else 0 for i, (m, _) in enumerate(padded)},
+        )
+        run.launch(
+            (-(-total // (4 * per_simd)), n_tiles, 1),
+            128,
+            x.records,
+            x.floats,
+            *(m.address if m else 0 for m, _ in padded),
+            residual,
+            *(y for _, y in padded),
+            rows,
+        )
+
+    def rope_and_store(
+        self, norms: tuple[int, int], qkv: tuple[int, int, int], q: int, run: Inputs,
+        store: CudaStore, index: int, rows: int,
+    ) -> None:  # fmt: skip
+        c = self.config
+        kernel = self.kernels(
+            "rope_kv",
+            D=c.head_dim,
+            NH=c.n_head,
+            NKV=c.n_head_kv,
+            N_ROT=c.n_rot,
+            BLOCK_STRIDE=store.block_halves,
+            EPS=c.rms_eps,
+        )
+        kernel.launch(
+            (c.n_head + c.n_head_kv, rows, 1), c.head_dim, *qkv, *norms, run.cosines, run.sines,
+            run.cells, q, store.kv + 2 * index * store.layer_halves,
+        )  # fmt: skip
+
+    def attend_rows(
+        self, q: int, qg: int, y: Activations, lengths: int, blocks: int, stride: int,
+        store: CudaStore, index: int, rows: int, splits: int,
+    ) -> None:  # fmt: skip
+        """Attention of ``rows`` queries, each over its own length; a block table every ``stride``."""
+        c = self.config
+        heads = rows * c.n_head
+        partial = self.scratch("partial", 4 * heads * splits * c.head_dim)
+        mass = self.scratch("mass", 8 * heads * splits)
+        split = self.kernels(
+            "attend_split",
+            D=c.head_dim,
+            NH=c.n_head,
+            NKV=c.n_head_kv,
+            S=splits,
+            BLOCK_STRIDE=store.block_halves,
+            SCALE=c.attention_scale,
+        )
+        split.launch(
+            (splits, c.n_head_kv, rows), 256, q, store.kv + 2 * index * store.layer_halves,
+            lengths, blocks, partial, mass, stride,
+        )  # fmt: skip
+        merge = self.kernels(
+            "attend_merge", D=c.head_dim, S=splits, RECORDS=not y.halves, HALVES=bool(y.halves)
+        )
+        merge.launch((heads, 1, 1), c.head_dim, partial, mass, qg, y.floats, y.records, y.halves)
+
+    def top_experts(self, logits: int, shared: int, chosen: int, weights: int, rows: int) -> None:
+        c = self.config
+        run = self.kernels(
+            "top_experts",
+            E=c.n_expert,
+            K_USED=c.n_expert_used,
+            SHARED_GATE=bool(shared),
+            W_SCALE=c.expert_weights_scale or 1.0,
+        )
+        run.launch((rows, 1, 1), 32, logits, shared, chosen, weights)
+
+
+def _row_tile(rows: int) -> int:
+    tile = 1
+    while tile < min(rows, ROW_TILE):
+        tile *= 2
+    return tile
+
+
+def _weight_rows(ns: Sequence[int], tile: int, n_tiles: int) -> int:
+    """Weight rows of one simdgroup: more share a loaded activation, fewer fill the machine."""
+    for r in (4, 2):
+        fits = all(n % r == 0 for n in ns)
+        if fits and sum(ns) // r * n_tiles >= BUSY_SIMDS and (tile >= r or r == 2):
+            return r
+    return 1
