@@ -2,22 +2,27 @@
 
 A record (tests/data/convert/records) holds each metadata key with its types and value (long values
 as the SHA-256 of their compact JSON) and each tensor with shape (ggml order), type and SHA-256.
-Run as a module with a directory of files named CHECKPOINT.STEP-TYPE.gguf to print a Markdown table.
+Run as a program to write all the files and print the comparison as a Markdown table.
 """
 
 import hashlib
+import io
 import json
-import sys
 from collections.abc import Iterator
+from contextlib import redirect_stdout
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
+from gguf_hybrid.tools.convert import main as convert_main
+from gguf_hybrid.tools.quantize import main as quantize_main
 
 from gguf_hybrid.weights.metadata import Field, ValueType
 from gguf_hybrid.weights.reader import GGUFFile, open_gguf
 
-RECORDS = Path(__file__).parents[1] / "data" / "convert" / "records"
+DATA = Path(__file__).parents[1] / "data" / "convert"
+RECORDS = DATA / "records"
 TYPE_NAMES = {
     ValueType.U8: "UINT8",
     ValueType.I8: "INT8",
@@ -82,17 +87,34 @@ def _described(field: Field) -> dict[str, Any]:
     return {"types": types, "value": value}
 
 
-def table(directory: Path) -> Iterator[str]:
-    """Markdown rows: one a record, with the number of equal keys and tensors."""
+def write(name: str, directory: Path) -> Path:
+    """The file that belongs to a record, written by ``convert`` or ``quantize``."""
+    checkpoint, _, step = name.partition(".")
+    tool, _, target = step.partition("-")
+    path = directory / f"{name}.gguf"
+    if tool == "convert":
+        arguments = [str(DATA / checkpoint), "--outfile", str(path), "--outtype", target]
+        code = convert_main(arguments)
+    else:
+        source = directory / f"{checkpoint}.convert-bf16.gguf"
+        code = quantize_main([str(source), str(path), target])
+    assert code == 0, name
+    return path
+
+
+def table() -> Iterator[str]:
+    """Markdown: for each record the number of keys and tensors that were compared."""
     yield "| record | keys | tensors | equal |"
     yield "|---|--:|--:|---|"
-    for name in record_names():
-        record = load_record(name)
-        path = directory / f"{name}.gguf"
-        wrong = list(differences(record, open_gguf(path))) if path.exists() else ["not written"]
-        verdict = "yes" if not wrong else f"no: {wrong[0]}"
-        yield f"| {name} | {len(record['metadata'])} | {len(record['tensors'])} | {verdict} |"
+    with TemporaryDirectory() as directory:
+        for name in record_names():
+            record = load_record(name)
+            with redirect_stdout(io.StringIO()):
+                path = write(name, Path(directory))
+            wrong = list(differences(record, open_gguf(path)))
+            counts = f"{len(record['metadata'])} | {len(record['tensors'])}"
+            yield f"| {name} | {counts} | {'no: ' + wrong[0] if wrong else 'yes'} |"
 
 
 if __name__ == "__main__":
-    print("\n".join(table(Path(sys.argv[1]))))
+    print("\n".join(table()))

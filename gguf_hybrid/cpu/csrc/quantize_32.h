@@ -143,13 +143,11 @@ GGH_INLINE void block_iq4_xs(const float *values, const float *importance, uint8
   uint16_t high = 0;
   std::memset(out + 4, 0, 4);
   for (int b = 0; b < 8; ++b) {
-    int l = nearest(inverse_d * scales[b]);
-    l = l < -32 ? -32 : l > 31 ? 31 : l;
+    const int l = held(nearest(inverse_d * scales[b]), -32, 31);
     const float rounded = d * l;
     inverse[b] = rounded != 0 ? 1 / rounded : 0.f;
-    l += 32;
-    out[4 + b / 2] |= (uint8_t)((l & 15) << 4 * (b % 2));
-    high |= (uint16_t)(l >> 4 << 2 * b);
+    out[4 + b / 2] |= (uint8_t)(((l + 32) & 15) << 4 * (b % 2));
+    high |= (uint16_t)((l + 32) >> 4 << 2 * b);
   }
   store_half(to_half(d), out);
   store_half(high, out + 2);

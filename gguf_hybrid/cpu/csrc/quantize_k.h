@@ -37,18 +37,6 @@ GGH_INLINE float largest(const float *values, int n) {
   return max;
 }
 
-// The value of largest magnitude; the first one wins a tie.
-GGH_INLINE float extreme(const float *values, int n) {
-  float size = 0, value = 0;
-  for (int i = 0; i < n; ++i) {
-    if (std::fabs(values[i]) > size) {
-      size = std::fabs(values[i]);
-      value = values[i];
-    }
-  }
-  return value;
-}
-
 // Codes again, now that scale and minimum of each group are rounded: (x + minimum) / scale. Groups
 // with scale 0 keep the codes of the search, as llama.cpp leaves them.
 template <int lanes, int n>
@@ -128,7 +116,7 @@ GGH_INLINE void block_q2_k(const float *values, const float *importance, uint8_t
 // Q3_K: hmask[32], qs[64], scales[12] (16 of 6 bits), d.
 GGH_INLINE void block_q3_k(const float *values, const float *importance, uint8_t *out) {
   constexpr int lanes = 16, n = 16;
-  Floats<lanes> x[n], weights[n], codes[n], scale;
+  Floats<lanes> x[n], weights[n], codes[n];
   float scales[16], sums[16], zeros[16] = {};
   uint8_t scale_codes[16] = {};
   float d = 0;
@@ -137,7 +125,7 @@ GGH_INLINE void block_q3_k(const float *values, const float *importance, uint8_t
     const float variance = 2 * sum_of_squares(values, kSuper) / kSuper;
     importance_weights<lanes, n>(x, importance, variance, weights);
     column_sums<lanes, n>(weights, sums);
-    scale = search_scale<lanes, n>(x, weights, 4, codes);
+    const Floats<lanes> scale = search_scale<lanes, n>(x, weights, 4, codes);
     // The second level is one group of 16 scales: the same search with all lanes alike.
     Floats<lanes> level_x[16], level_weights[16], level_codes[16];
     for (int j = 0; j < 16; ++j) {
@@ -147,14 +135,17 @@ GGH_INLINE void block_q3_k(const float *values, const float *importance, uint8_t
     d = search_scale<lanes, 16>(level_x, level_weights, 32, level_codes)[0];
     for (int j = 0; j < 16; ++j) scale_codes[j] = (uint8_t)level_codes[j][0];
   } else {
-    scale = refine_scale<lanes, n>(x, 4, codes);
-    std::memcpy(scales, &scale, sizeof scales);
+    float group_codes[kSuper];
+    for (int j = 0; j < 16; ++j) {
+      scales[j] = refine_scale(values + n * j, 4, group_codes + n * j);
+    }
+    to_columns<lanes, n>(group_codes, codes);
     const float max_scale = extreme(scales, 16);
     if (max_scale != 0) {
       const float inverse = -32.f / max_scale;
       for (int j = 0; j < 16; ++j) {
         const int8_t l = (int8_t)nearest(inverse * scales[j]);
-        scale_codes[j] = (uint8_t)((l < -32 ? -32 : l > 31 ? 31 : l) + 32);
+        scale_codes[j] = (uint8_t)(held(l, -32, 31) + 32);
       }
       d = 1 / inverse;
     }

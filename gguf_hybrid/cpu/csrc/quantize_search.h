@@ -24,6 +24,22 @@ GGH_INLINE Floats<lanes> extreme(const Floats<lanes> *x) {
   return value;
 }
 
+// The value of largest magnitude; the first one wins a tie.
+GGH_INLINE float extreme(const float *values, int n) {
+  float size = 0, value = 0;
+  for (int i = 0; i < n; ++i) {
+    if (std::fabs(values[i]) > size) {
+      size = std::fabs(values[i]);
+      value = values[i];
+    }
+  }
+  return value;
+}
+
+GGH_INLINE int held(int value, int low, int high) {
+  return value < low ? low : value > high ? high : value;
+}
+
 // x ~ scale * (code - n_max), code in [0, 2 * n_max): symmetric types.
 template <int lanes, int n>
 GGH_INLINE Floats<lanes> search_scale(const Floats<lanes> *x, const Floats<lanes> *weights,
@@ -57,44 +73,46 @@ GGH_INLINE Floats<lanes> search_scale(const Floats<lanes> *x, const Floats<lanes
   return select<lanes>(zero, Floats<lanes>{}, scale);
 }
 
-// As search_scale with weights x², but improving one code after the other (Q3_K).
-template <int lanes, int n>
-GGH_INLINE Floats<lanes> refine_scale(const Floats<lanes> *x, int n_max, Floats<lanes> *codes) {
-  const Floats<lanes> max = extreme<lanes, n>(x);
-  const Ints<lanes> zero = magnitude<lanes>(max) < kAllZero;
-  const Floats<lanes> inverse = all<lanes>(-(float)n_max) / max;
-  Floats<lanes> sum_lx = {}, sum_l2 = {};
-  for (int i = 0; i < n; ++i) {
-    const Floats<lanes> w = x[i] * x[i];
-    codes[i] = code<lanes>(inverse * x[i], -n_max, n_max - 1);
-    sum_lx += w * x[i] * codes[i];
-    sum_l2 += w * codes[i] * codes[i];
+// As search_scale with weights x², but improving one code after the other (Q3_K). Each code waits
+// for the one before it, so lanes would only wait together: one group at a time is faster.
+GGH_INLINE float refine_scale(const float *x, int n_max, float *codes) {
+  constexpr int n = 16;
+  const float max = extreme(x, n);
+  if (std::fabs(max) < kAllZero) {
+    std::memset(codes, 0, n * sizeof(float));
+    return 0;
   }
-  for (int pass = 0; pass < 5; ++pass) {
-    Ints<lanes> changed = {};
+  const float inverse = -n_max / max;
+  int l[n];
+  float sum_lx = 0, sum_l2 = 0;
+  for (int i = 0; i < n; ++i) {
+    l[i] = held(nearest(inverse * x[i]), -n_max, n_max - 1);
+    const float w = x[i] * x[i];
+    sum_lx += w * x[i] * l[i];
+    sum_l2 += w * l[i] * l[i];
+  }
+  bool changed = true;
+  for (int pass = 0; pass < 5 && changed; ++pass) {
+    changed = false;
     for (int i = 0; i < n; ++i) {
-      const Floats<lanes> w = x[i] * x[i];
-      const Floats<lanes> without_lx = sum_lx - w * x[i] * codes[i];
-      const Floats<lanes> without_l2 = sum_l2 - w * codes[i] * codes[i];
-      const Floats<lanes> l = code<lanes>(x[i] * without_l2 / without_lx, -n_max, n_max - 1);
-      const Floats<lanes> new_lx = without_lx + w * x[i] * l;
-      const Floats<lanes> new_l2 = without_l2 + w * l * l;
-      const Ints<lanes> better = (without_lx > 0) & (l != codes[i]) & (new_l2 > 0) &
-                                 (new_lx * new_lx * sum_l2 > sum_lx * sum_lx * new_l2);
-      codes[i] = select<lanes>(better, l, codes[i]);
-      sum_lx = select<lanes>(better, new_lx, sum_lx);
-      sum_l2 = select<lanes>(better, new_l2, sum_l2);
-      changed |= better;
+      const float w = x[i] * x[i];
+      float new_lx = sum_lx - w * x[i] * l[i];
+      if (!(new_lx > 0)) continue;
+      float new_l2 = sum_l2 - w * l[i] * l[i];
+      const int trial = held(nearest(x[i] * new_l2 / new_lx), -n_max, n_max - 1);
+      if (trial == l[i]) continue;
+      new_lx += w * x[i] * trial;
+      new_l2 += w * trial * trial;
+      if (new_l2 > 0 && new_lx * new_lx * sum_l2 > sum_lx * sum_lx * new_l2) {
+        l[i] = trial;
+        sum_lx = new_lx;
+        sum_l2 = new_l2;
+        changed = true;
+      }
     }
-    bool any = false;
-    for (int lane = 0; lane < lanes; ++lane) any |= changed[lane] != 0;
-    if (!any) break;
   }
-  for (int i = 0; i < n; ++i) {
-    codes[i] = select<lanes>(zero, Floats<lanes>{}, codes[i] + (float)n_max);
-  }
-  const Ints<lanes> fitted = ~zero & (sum_l2 > 0);
-  return select<lanes>(fitted, sum_lx / sum_l2, Floats<lanes>{});
+  for (int i = 0; i < n; ++i) codes[i] = (float)(l[i] + n_max);
+  return sum_l2 > 0 ? sum_lx / sum_l2 : 0;
 }
 
 // The candidates of search_scale_min: (first + step * i + n_max) / (max - min), i <= count.
