@@ -28,6 +28,7 @@ ARCHITECTURES = {
 }
 DEFAULT_SECTIONS = (11, 11, 10)
 QUANTIZATION_VERSION = 2
+INTERVAL = "full_attention_interval"
 YARN_FACTORS = {
     "extrapolation_factor": "yarn_ext_factor",
     "attention_factor": "yarn_attn_factor",
@@ -54,6 +55,13 @@ class Hparams:
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise ConfigError(f"{self.path}: {key} is {value!r}, not a positive whole number")
         return value
+
+    def number(self, key: str) -> float:
+        """A number."""
+        value = self[key]
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise ConfigError(f"{self.path}: {key} is {value!r}, not a number")
+        return float(value)
 
     def get(self, key: str, default: Any = None) -> Any:
         """The value, or ``default`` if it is absent or null."""
@@ -133,7 +141,7 @@ def model_fields(
     n_block = n_layer + (n_mtp or 0)
     own = _attention_fields(hparams, n_block)
     own |= _rope_fields(hparams)
-    own["attention.layer_norm_rms_epsilon"] = Field(float(hparams["rms_norm_eps"]), ValueType.F32)
+    own["attention.layer_norm_rms_epsilon"] = _f32(hparams.number("rms_norm_eps"))
     own |= _counts(
         hparams, {"num_experts": "expert_count", "num_experts_per_tok": "expert_used_count"}
     )
@@ -161,6 +169,10 @@ def _u32(value: int) -> Field:
     return Field(value, ValueType.U32)
 
 
+def _f32(value: float) -> Field:
+    return Field(value, ValueType.F32)
+
+
 def _counts(hparams: Hparams, names: Mapping[str, str]) -> dict[str, Field]:
     """The entries that the configuration has, under their GGUF names."""
     return {name: _u32(hparams.count(key)) for key, name in names.items() if key in hparams.values}
@@ -178,9 +190,11 @@ def _attention_fields(hparams: Hparams, n_block: int) -> dict[str, Field]:
     return fields
 
 
-def _rope(hparams: Hparams) -> dict[str, Any]:
+def _rope(hparams: Hparams) -> Hparams:
+    """The rotary parameters; older configurations have some of them at the top level."""
     rope = hparams.get("rope_parameters") or hparams.get("rope_scaling") or {}
-    return {"rope_theta": hparams.get("rope_theta"), **rope}
+    outer = {key: hparams.get(key) for key in ("rope_theta", "partial_rotary_factor")}
+    return Hparams(hparams.path, {**outer, **rope})
 
 
 def _rope_fields(hparams: Hparams) -> dict[str, Field]:
@@ -191,19 +205,17 @@ def _rope_fields(hparams: Hparams) -> dict[str, Field]:
         raise ConfigError(f"{hparams.path}: rope_type {kind} is not supported")
     if kind != "default":
         fields["rope.scaling.type"] = Field(kind, ValueType.STRING)
-        fields["rope.scaling.factor"] = Field(float(rope["factor"]), ValueType.F32)
+        fields["rope.scaling.factor"] = _f32(rope.number("factor"))
     if kind == "yarn":
-        original = rope.get("original_max_position_embeddings")
-        if original is None:
-            raise ConfigError(f"{hparams.path}: original_max_position_embeddings is missing (yarn)")
+        original = rope.count("original_max_position_embeddings")
         fields["rope.scaling.original_context_length"] = _u32(original)
         for key, name in YARN_FACTORS.items():
             if rope.get(key) is not None:
-                fields[f"rope.scaling.{name}"] = Field(float(rope[key]), ValueType.F32)
-    if "mrope_section" in rope:
+                fields[f"rope.scaling.{name}"] = _f32(rope.number(key))
+    if rope.get("mrope_section") is not None:
         fields["rope.dimension_sections"] = _sections(rope["mrope_section"])
-    if rope["rope_theta"] is not None:
-        fields["rope.freq_base"] = Field(float(rope["rope_theta"]), ValueType.F32)
+    if rope.get("rope_theta") is not None:
+        fields["rope.freq_base"] = _f32(rope.number("rope_theta"))
     return fields
 
 
@@ -221,16 +233,16 @@ def _linear_attention_fields(hparams: Hparams, n_layer: int, n_block: int) -> di
         "ssm.time_step_rank": _u32(n_v),
         "ssm.inner_size": _u32(hparams.count("linear_value_head_dim") * n_v),
     }
-    interval = hparams.get("full_attention_interval", 4)
+    interval = hparams.count(INTERVAL) if INTERVAL in hparams.values else 4
     recurrent = _recurrent_layers(hparams, n_layer, interval)
     flags = np.array(recurrent + [False] * (n_block - n_layer), np.bool_)
     fields["attention.recurrent_layers"] = Field(flags, ValueType.ARRAY, ValueType.BOOL)
     fields["full_attention_interval"] = _u32(interval)
     rope = _rope(hparams)
     head_dim = hparams.get("head_dim") or hparams["hidden_size"] // hparams["num_attention_heads"]
-    fraction = rope.get("partial_rotary_factor", hparams.get("partial_rotary_factor", 0.25))
+    fraction = rope.get("partial_rotary_factor", 0.25)
     fields["rope.dimension_count"] = _u32(int(head_dim * fraction))
-    if "mrope_section" not in rope:
+    if rope.get("mrope_section") is None:
         fields["rope.dimension_sections"] = _sections(DEFAULT_SECTIONS)
     return fields
 

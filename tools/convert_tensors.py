@@ -161,6 +161,10 @@ def _layer_and_rest(name: str, source: SourceTensor, selection: Selection) -> tu
     match = LAYER.fullmatch(name)
     if match is not None:
         layer = int(match["layer"]) + (selection.n_layer if match["mtp"] else 0)
+        if not match["mtp"] and layer >= selection.n_layer:
+            raise GGUFError(
+                f"{source.file}: tensor {source.name}: num_hidden_layers is {selection.n_layer}"
+            )
         rest = match["rest"].removesuffix(".weight") if ".experts." in name else match["rest"]
         if rest in LAYER_NAMES or rest == FUSED_EXPERTS:
             return layer, LAYER_NAMES.get(rest, rest)

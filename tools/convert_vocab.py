@@ -87,7 +87,7 @@ def _tokens(
     vocab_size: int | None,
 ) -> tuple[list[str], list[int]]:
     model = tokenizer.get("model", {})
-    if model.get("type") != "BPE":
+    if model.get("type") != "BPE" or not isinstance(model.get("vocab"), dict):
         raise ConfigError(f"{path / 'tokenizer.json'}: model {model.get('type')} is not BPE")
     texts = {token_id: text for text, token_id in model["vocab"].items()}
     largest = max([*texts, *added])

@@ -30,6 +30,7 @@ from .quantize_types import ALIASES, FLOATS, MIXES, QUANTIZABLE, Mix, Overrides,
 from .shards import copied, unsplit_fields
 
 SLAB_ELEMENTS = 1 << 19
+MAX_WAITING = 64
 QUANTIZATION_VERSION = 2
 MOVED_KEYS = ("general.quantization_version", "general.file_type")
 
@@ -102,7 +103,7 @@ def _chunks(
     for matrix, rows in _slabs(tensor):
         weights = None if importance is None else importance[matrix]
         waiting.append(pool.submit(quantize_rows, rows, tensor.type, target, weights))
-        if len(waiting) > 2 * pool._max_workers:
+        if len(waiting) > MAX_WAITING:
             yield _result(tensor, waiting.popleft())
     while waiting:
         yield _result(tensor, waiting.popleft())

@@ -216,7 +216,19 @@ DEFECTS = {
     ),
     "fewer layers": (
         edited("config.json", lambda c: c.update(num_hidden_layers=7)),
-        "layer_types has 8 entries, num_hidden_layers is 7",
+        "num_hidden_layers is 7",
+    ),
+    "more layers": (
+        edited("config.json", lambda c: c.update(num_hidden_layers=9)),
+        "layer_types has 8 entries, num_hidden_layers is 9",
+    ),
+    "yarn without factor": (
+        edited("config.json", lambda c: c["rope_parameters"].update(rope_type="yarn")),
+        "factor is missing",
+    ),
+    "unknown rope": (
+        edited("config.json", lambda c: c["rope_parameters"].update(rope_type="longrope")),
+        "rope_type longrope is not supported",
     ),
     "key missing": (
         edited("config.json", lambda c: c.pop("linear_num_value_heads")),
