@@ -20,6 +20,7 @@ from gguf_hybrid.step import Row, Step
 from .admission import Admission, Admitted
 from .cache import PromptCache
 from .contents import Contents, Reuse
+from .masks import MaskWorkers
 from .options import EngineOptions
 from .request import Counters, Event, Failed, Progress, Request, SlotView, Started, Token
 from .scheduler import Scheduler, Work
@@ -60,6 +61,7 @@ class Engine:
         self._clock = clock
         self._admission = Admission(self.slots, options.slot_prompt_similarity)
         self._scheduler = Scheduler(options.n_ubatch, options.pace)
+        self._masks = MaskWorkers()
         self._slot_actions: list[tuple[int, Callable[[], None]]] = []
         self._events: list[Event] = []
         self._n_released = 0
@@ -140,11 +142,14 @@ class Engine:
 
     def run_pass(self) -> None:
         """One forward pass over all slots that have something to do."""
+        self._choose_late_tokens()
         work = self._scheduler.next_pass(self.slots)
         if work:
             self.counters.n_busy_slots += sum(not slot.is_idle for slot in self.slots)
             self._run(work)
             self.cache.trim()
+        elif late := self._late_jobs():
+            self._masks.wait_for_any(late)
         self._count_requests()
 
     def take_events(self) -> list[Event]:
@@ -200,6 +205,8 @@ class Engine:
             request.sampler.accept_prompt(request.prompt)
         except Exception as error:
             self._fail(slot, _as_step_error("sampler", error))
+        else:
+            self._masks.begin(slot.job)
 
     def _release(self, slot: Slot) -> Job:
         """The slot is free again and keeps its tokens."""
@@ -274,8 +281,9 @@ class Engine:
         self.counters.n_decode_passes += n_decoding > 0
 
     def _settle(self, planned: Planned, logits: Floats) -> None:
-        """Rows are committed: move slots on, keep checkpoints, sample."""
+        """Rows are committed: move slots on, keep checkpoints, sample; late grammars last."""
         at = 0
+        late: list[tuple[Slot, Floats]] = []
         for item, row in planned:
             slot = item.slot
             slot.tokens.extend(row.tokens.tolist())
@@ -284,8 +292,36 @@ class Engine:
                 self._settle_prompt(slot, len(row))
             if row.n_logits:
                 for sampling in self._sampling_slots(slot):
-                    self._sample(sampling, logits[at])
+                    if sampling.job and sampling.job.mask and not sampling.job.mask.done():
+                        late.append((sampling, logits[at]))
+                    else:
+                        self._sample(sampling, logits[at])
             at += row.n_logits
+        for slot, row_logits in late:
+            self._sample_late(slot, row_logits)
+
+    def _sample_late(self, slot: Slot, logits: Floats) -> None:
+        """The grammar's mask was not there in time: wait a little, then let the others go on."""
+        assert slot.job is not None
+        if self._masks.is_ready(slot.job):
+            self._sample(slot, logits)
+        else:
+            slot.job.late_logits = logits.copy()
+            slot.job.phase = Phase.MASK
+
+    def _late_jobs(self) -> list[Job]:
+        return [s.job for s in self.slots if s.job is not None and s.job.phase is Phase.MASK]
+
+    def _choose_late_tokens(self) -> None:
+        """Slots whose mask has come are back in the passes."""
+        for slot in self.slots:
+            job = slot.job
+            if job is None or job.phase is not Phase.MASK or (job.mask and not job.mask.done()):
+                continue
+            logits, job.late_logits = job.late_logits, None
+            assert logits is not None
+            job.phase = Phase.DECODE
+            self._sample(slot, logits)
 
     def _settle_prompt(self, slot: Slot, n_tokens: int) -> None:
         job = slot.job
@@ -326,6 +362,8 @@ class Engine:
         assert job is not None
         request = job.request
         try:
+            if job.mask is not None:
+                job.mask.result()
             sampled = request.sampler.sample(logits)
             request.sampler.accept(sampled.id)
             is_eog = sampled.id in self.options.eog_ids
@@ -357,6 +395,8 @@ class Engine:
         if stop is not None:
             self._release(slot)
             self._events.append(done_event(slot, job, piece, stop))
+        else:
+            self._masks.begin(job)
 
 
 def _as_step_error(what: str, error: Exception) -> RequestError:

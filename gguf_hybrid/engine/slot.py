@@ -6,10 +6,12 @@ them: it is fed by the next step. They stay when a request ends, for the next on
 
 import enum
 from collections.abc import Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from gguf_hybrid.memory.store import Floats
 from gguf_hybrid.step import Ids
 
 from .cuts import must_cut
@@ -18,11 +20,13 @@ from .stop import Stop
 
 
 class Phase(enum.Enum):
-    """PROMPT reads its prompt, COPY waits for the first of its group to have read it."""
+    """PROMPT reads its prompt, COPY waits for the first of its group to have read it, MASK has
+    logits and waits for its grammar to say what they may become."""
 
     COPY = enum.auto()
     PROMPT = enum.auto()
     DECODE = enum.auto()
+    MASK = enum.auto()
 
 
 @dataclass(slots=True)
@@ -42,6 +46,10 @@ class Job:
     timings: Timings = field(default_factory=Timings)
     first_token: float = 0.0
     generated: list[int] = field(default_factory=list)
+    mask: Future[None] | None = None
+    """The work on the grammar's next mask; None without a grammar."""
+    late_logits: Floats | None = None
+    """In phase MASK: the logits, float32 [n_vocab], of the token to choose."""
     n_unsent: int = 0
     """Trailing tokens whose text is still held back: those a stop string would swallow."""
 

@@ -12,6 +12,8 @@ from gguf_hybrid.sampling.chain import Sampled
 class Greedy:
     """Takes the largest logit and remembers every row it saw."""
 
+    constraint: object = None
+
     def __init__(self) -> None:
         self.prompt: list[int] = []
         self.accepted: list[int] = []
