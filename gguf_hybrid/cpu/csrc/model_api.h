@@ -55,8 +55,9 @@ typedef struct ggh_head {
   ggh_weight output;
 } ggh_head;
 
-/* Strides in bytes; states and their strides are multiples of 64. State row r, recurrent layer l: the convolution state
- * [ssm_conv_kernel - 1, conv_dim] and behind it the delta state [V head, k, v], v fastest, float32.
+/* Strides in bytes; states and their strides are multiples of 64. State row r, recurrent layer l:
+ * the convolution state [ssm_conv_kernel - 1, conv_dim] and behind it the delta state
+ * [V head, k, v], v fastest, float32.
  * KV block b, attention layer l: K, then V, each [256, n_head_kv, head_dim]. */
 typedef struct ggh_store {
   uint8_t *states;

@@ -42,9 +42,10 @@ void Model::experts(const ggh_experts& block) {
   const int64_t n = c_.n_embd, n_used = c_.n_expert_used;
   float* result = result_.reserve(step_.n_tokens() * n);
   pool_.parallel_for(step_.n_tokens(), [&](int64_t t, int) {
+    const float* gate = shared ? shared_scale_.data() + t : nullptr;
+    const float* rest = shared ? shared_out_.data() + t * n : nullptr;
     ops_.mix_experts(expert_out_.data() + t * n_used * n, n_used,
-                     route_weights_.data() + t * n_used, shared ? shared_scale_.data() + t : nullptr,
-                     shared ? shared_out_.data() + t * n : nullptr, n, result + t * n);
+                     route_weights_.data() + t * n_used, gate, rest, n, result + t * n);
   });
   pending_ = result;
 }

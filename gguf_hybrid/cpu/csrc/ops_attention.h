@@ -109,7 +109,7 @@ static inline void weigh_block(float* scores, int64_t n_seen, float* largest, fl
     vstore(scores + i, weight);
     total = total + weight;
   }
-  for (int64_t i = padded; i < kKvBlock; i++) scores[i] = 0.0f;
+  for (int64_t i = n_seen; i < kKvBlock; i++) scores[i] = 0.0f;
   const float now = *largest > block_largest ? *largest : block_largest;
   *keep = expf(*largest - now);
   *take = expf(block_largest - now);

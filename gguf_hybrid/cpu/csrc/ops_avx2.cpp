@@ -1,4 +1,4 @@
-// Model kernels for avx2; the build gives this file that instruction set's flags.
+// Model kernels for AVX2 with FMA; the build gives this file that instruction set's flags.
 #include "ops_table.inl"
 
 namespace ggh {

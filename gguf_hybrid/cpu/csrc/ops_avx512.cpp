@@ -1,4 +1,4 @@
-// Model kernels for avx512; the build gives this file that instruction set's flags.
+// Model kernels for AVX-512; the build gives this file that instruction set's flags.
 #include "ops_table.inl"
 
 namespace ggh {

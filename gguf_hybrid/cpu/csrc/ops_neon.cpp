@@ -1,4 +1,4 @@
-// Model kernels for neon; the build gives this file that instruction set's flags.
+// Model kernels for ARMv8.2 NEON; the build gives this file that instruction set's flags.
 #include "ops_table.inl"
 
 namespace ggh {

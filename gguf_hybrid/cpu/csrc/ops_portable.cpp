@@ -1,4 +1,5 @@
-// Model kernels for portable; the build gives this file that instruction set's flags.
+// Model kernels for any processor, in four-wide vectors that the compiler lowers.
+#define GGH_OPS_PORTABLE 1
 #include "ops_table.inl"
 
 namespace ggh {

@@ -10,29 +10,35 @@
 #include <stdint.h>
 #include <string.h>
 
-#if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512VL__)
+#if defined(GGH_OPS_PORTABLE)
+#define GGH_OPS_ISA portable
+#elif defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512VL__)
 #define GGH_OPS_ISA avx512
+#define GGH_OPS_AVX512 1
 #include <immintrin.h>
 #elif defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
 #define GGH_OPS_ISA avx2
+#define GGH_OPS_AVX2 1
 #include <immintrin.h>
 #elif defined(__aarch64__)
 #define GGH_OPS_ISA neon
+#define GGH_OPS_NEON 1
 #include <arm_neon.h>
 #else
-#define GGH_OPS_ISA portable
+#error "this file needs the flags of its instruction set, or GGH_OPS_PORTABLE"
 #endif
 
 namespace ggh {
 namespace GGH_OPS_ISA {
 
-#if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512VL__)
+#if defined(GGH_OPS_AVX512)
 
 typedef __m512 vf;
 typedef int32_t vi __attribute__((vector_size(64)));
 constexpr int kRegisters = 32;
 static inline vf vfma(vf a, vf b, vf c) { return _mm512_fmadd_ps(a, b, c); }
 static inline vf vmax(vf a, vf b) { return _mm512_max_ps(a, b); }
+static inline vf vmin(vf a, vf b) { return _mm512_min_ps(a, b); }
 static inline vf vset(float x) { return _mm512_set1_ps(x); }
 static inline vf load_half(const uint16_t* p) {
   return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
@@ -47,13 +53,14 @@ static inline bool any_greater(vf a, vf b) {
   return _mm512_cmp_ps_mask(a, b, _CMP_GT_OQ) != 0;
 }
 
-#elif defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
+#elif defined(GGH_OPS_AVX2)
 
 typedef __m256 vf;
 typedef int32_t vi __attribute__((vector_size(32)));
 constexpr int kRegisters = 16;
 static inline vf vfma(vf a, vf b, vf c) { return _mm256_fmadd_ps(a, b, c); }
 static inline vf vmax(vf a, vf b) { return _mm256_max_ps(a, b); }
+static inline vf vmin(vf a, vf b) { return _mm256_min_ps(a, b); }
 static inline vf vset(float x) { return _mm256_set1_ps(x); }
 static inline vf load_half(const uint16_t* p) {
   return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
@@ -68,13 +75,14 @@ static inline bool any_greater(vf a, vf b) {
   return _mm256_movemask_ps(_mm256_cmp_ps(a, b, _CMP_GT_OQ)) != 0;
 }
 
-#elif defined(__aarch64__)
+#elif defined(GGH_OPS_NEON)
 
 typedef float32x4_t vf;
 typedef int32_t vi __attribute__((vector_size(16)));
 constexpr int kRegisters = 32;
 static inline vf vfma(vf a, vf b, vf c) { return vfmaq_f32(c, a, b); }
 static inline vf vmax(vf a, vf b) { return vmaxq_f32(a, b); }
+static inline vf vmin(vf a, vf b) { return vminq_f32(a, b); }
 static inline vf vset(float x) { return vdupq_n_f32(x); }
 static inline vf load_half(const uint16_t* p) {
   return vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p)));
@@ -90,7 +98,14 @@ typedef float vf __attribute__((vector_size(16)));
 typedef int32_t vi __attribute__((vector_size(16)));
 constexpr int kRegisters = 16;
 static inline vf vfma(vf a, vf b, vf c) { return a * b + c; }
-static inline vf vmax(vf a, vf b) { return a > b ? a : b; }
+static inline vf vmax(vf a, vf b) {
+  for (int i = 0; i < 4; i++) b[i] = a[i] > b[i] ? a[i] : b[i];
+  return b;
+}
+static inline vf vmin(vf a, vf b) {
+  for (int i = 0; i < 4; i++) b[i] = a[i] < b[i] ? a[i] : b[i];
+  return b;
+}
 static inline vf vset(float x) { return vf{x, x, x, x}; }
 
 // IEEE half to float by rescaling the exponent; exact for subnormals too.
@@ -149,7 +164,7 @@ static inline vf vload(const float* p) {
 }
 static inline void vstore(float* p, vf x) { memcpy(p, &x, sizeof x); }
 
-#if !defined(__AVX2__)
+#if !defined(GGH_OPS_AVX512) && !defined(GGH_OPS_AVX2)
 // Stores past the caches exist on x86 only.
 static inline void store_stream(float* p, vf x) { vstore(p, x); }
 static inline void stream_fence() {}
@@ -194,12 +209,12 @@ static inline float vmax_lanes(vf x) {
   return best;
 }
 
-// exp(x) to about 1 ulp; 0 below the smallest normal result, saturating near 88.7. The polynomial
-// is the degree 5 minimax of (exp(r) - 1 - r) / r^2 on |r| <= ln(2) / 2 (Cephes, expf).
+// exp(x) to about 1 ulp between the smallest normal result (1.2e-38, also for -inf) and the
+// largest. NaN stays NaN: the second operand of vmax and vmin wins then. The polynomial is the
+// degree 5 minimax of (exp(r) - 1 - r) / r^2 on |r| <= ln(2) / 2 (Cephes, expf).
 static inline vf vexp(vf x) {
   const vf low = vset(-87.33654f), high = vset(88.37f), shift = vset(12582912.0f);
-  vf y = x < low ? low : x;
-  y = y > high ? high : y;
+  const vf y = vmin(high, vmax(low, x));
   const vf t = vfma(y, vset(1.44269504f), shift);
   const vf n = t - shift;
   vf r = vfma(n, vset(-0.693359375f), y);
@@ -216,7 +231,7 @@ static inline vf vexp(vf x) {
   memcpy(&exponent, &t, sizeof t);
   bits += exponent << 23;
   memcpy(&p, &bits, sizeof p);
-  return x < low ? vset(0.0f) : p;
+  return p;
 }
 
 static inline vf vsigmoid(vf x) { return vset(1.0f) / (vset(1.0f) + vexp(-x)); }
