@@ -53,6 +53,9 @@ class Decoder:
         self._scratch = Scratch(device)
         self._ops = Ops(device, kernels, config, self._scratch)
         self._kernels = kernels
+        self._ones = device.allocate(4 * MAX_ROWS)
+        device.upload(self._ones, np.ones(MAX_ROWS, np.float32))
+        device.synchronize()
 
     def run(self, rows: Sequence[Row], operations: Sequence[Operation], store: CudaStore) -> int:
         """The address of the logits [len(rows), n_vocab]; asynchronous."""
@@ -122,7 +125,7 @@ class Decoder:
 
         record()
         self._device.synchronize()
-        return Graph(self._device, record), host
+        return self._device.capture(record), host
 
     # -- operations ---------------------------------------------------------------------------
 
@@ -184,7 +187,7 @@ class Decoder:
         ops.norm(self._x(), w.norm, y, n)
         k_used = c.n_expert_used if w.router else 0
         chosen = self._scratch("chosen", 4 * MAX_ROWS * max(k_used, 1))
-        weights = ops.floats("weights", MAX_ROWS, k_used + 1)
+        weights = ops.floats("weights", MAX_ROWS, k_used + 1) if w.router else self._ones
         if w.router:
             logits = ops.floats("router", MAX_ROWS, c.n_expert)
             shared = ops.floats("shared", MAX_ROWS, 1) if w.shared_router else 0
@@ -193,8 +196,6 @@ class Decoder:
                 products.append((w.shared_router, shared))
             ops.matvec(y, products, n)
             ops.top_experts(logits, shared, chosen, weights, n)
-        else:
-            self._ops.top_experts_of_dense(weights, n)
         self._experts(w, y.records, y.floats, chosen, weights, n)
 
     def _experts(

@@ -1,32 +1,23 @@
 """Kernels and scratch memory of the CUDA backend, both made on first use and kept."""
 
-import logging
-
 from gguf_hybrid.metal import kernel
-from gguf_hybrid.metal.compile import KernelCache
 from gguf_hybrid.metal.driver import Device, Function
-
-log = logging.getLogger(__name__)
 
 
 class Kernels:
     """``kernels("matvec", K=2048, ...)`` is the loaded function of that body and those constants."""
 
-    def __init__(self, device: Device, cache: KernelCache) -> None:
-        self._device, self.cache = device, cache
+    def __init__(self, device: Device) -> None:
+        self._device = device
         self._functions: dict[object, Function] = {}
 
     def __call__(self, name: str, **constants: int | float) -> Function:
         key = (name, *constants.items())
         found = self._functions.get(key)
         if found is None:
-            found = self._functions[key] = self._build(name, constants)
+            found = self._device.build(kernel.body(name), constants)
+            self._functions[key] = found
         return found
-
-    def _build(self, name: str, constants: dict[str, int | float]) -> Function:
-        body = kernel.body(name)
-        cubin = self.cache.cubin(body.cuda(constants), name)
-        return self._device.load(cubin, f"ggh_{name}", [p.kind != "int" for p in body.arguments])
 
 
 class Scratch:
