@@ -53,6 +53,7 @@ class CpuStore:
         self.block_nbytes = self._n_attention * layer_nbytes
         self._block_stride = -(-self.block_nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
         self._kv_memory = _map(spec.n_blocks * self._block_stride)
+        _advise(self._kv_memory, "MADV_HUGEPAGE")
         self._kv = _view(self._kv_memory, np.uint8, (spec.n_blocks, self._block_stride))
         self._committed: set[int] = set()
         self.layout = StoreLayout(

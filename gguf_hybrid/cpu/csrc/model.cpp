@@ -157,9 +157,10 @@ void Model::head(const ggh_head& head, float* logits) {
 size_t Model::scratch_bytes() const {
   size_t total = 0;
   for (const Buffer* buffer :
-       {&x_, &normed_, &result_, &qkv_, &z_, &beta_, &alpha_, &mixed_, &q_, &k_, &v_, &gate_, &up_,
-        &routes_, &route_weights_, &expert_out_, &shared_gate_, &shared_up_, &shared_out_,
-        &shared_scale_}) {
+       {&x_,       &normed_,     &result_,        &qkv_,        &z_,           &beta_,
+        &alpha_,   &mixed_,      &q_,             &k_,          &v_,           &partials_,
+        &gate_,    &up_,         &routes_,        &route_weights_, &expert_out_,
+        &shared_gate_, &shared_up_, &shared_out_, &shared_scale_}) {
     total += buffer->bytes();
   }
   return total;

@@ -93,8 +93,11 @@ class Model {
                       float* scratch);
   void rotate_and_cache(const ggh_attention& block, const ggh_store& store, int64_t layer,
                         int64_t token, int64_t kv_head);
-  void attend_tile(const ggh_store& store, int64_t layer, const TokenTile& tile, int64_t kv_head,
-                   float* scratch);
+  void attend_by_tile(const ggh_store& store, int64_t layer);
+  void attend_by_block(const ggh_store& store, int64_t layer);
+  AttentionTile attention_tile(const ggh_store& store, int64_t layer, const TokenTile& tile,
+                               int64_t kv_head) const;
+  size_t attention_scratch_bytes() const;
   int64_t tokens_per_tile() const;
   void route_tokens(const ggh_experts& block);
   void run_experts(const ggh_experts& block);
@@ -122,7 +125,7 @@ class Model {
   std::vector<int32_t> expert_ids_, pair_rows_;
   Buffer x_, normed_, result_;
   Buffer qkv_, z_, beta_, alpha_, mixed_;
-  Buffer q_, k_, v_;
+  Buffer q_, k_, v_, partials_;
   Buffer gate_, up_, routes_, route_weights_, expert_out_, shared_gate_, shared_up_, shared_out_,
       shared_scale_;
   const float* pending_ = nullptr;

@@ -5,6 +5,8 @@ namespace ggh {
 namespace {
 
 constexpr int64_t kTileQueries = 32;
+// Fewer tasks than this for each thread are cut into smaller ones.
+constexpr int64_t kTasksPerThread = 4;
 
 // Where K and V of one KV head start in block 0, and the strides between positions and blocks.
 struct HeadCache {
@@ -54,17 +56,59 @@ void Model::attend(const ggh_attention& block, const ggh_store& store, int64_t l
     pool_.parallel_for(n * n_kv, [&](int64_t task, int) {
       rotate_and_cache(block, store, layer, task / n_kv, task % n_kv);
     });
-    const int64_t n_queries = tokens_per_tile() * c_.n_head / c_.n_head_kv;
-    const size_t bytes =
-        sizeof(float) * static_cast<size_t>(attention_scratch_floats(n_queries, c_.head_dim));
     const auto n_tiles = static_cast<int64_t>(step_.tiles.size());
-    pool_.parallel_for(n_tiles * n_kv, [&](int64_t task, int thread) {
-      attend_tile(store, layer, step_.tiles[static_cast<size_t>(task / n_kv)], task % n_kv,
-                  static_cast<float*>(pool_.scratch(thread, bytes)));
-    });
+    if (n_tiles * n_kv < kTasksPerThread * pool_.n_threads() && step_.n_tile_blocks() > n_tiles) {
+      attend_by_block(store, layer);
+    } else {
+      attend_by_tile(store, layer);
+    }
   }
   const Timer timer(times_, GGH_TIME_MIXER_OUT);
   project_out(block.out, mixed_.data(), n);
+}
+
+size_t Model::attention_scratch_bytes() const {
+  const int64_t n_queries = tokens_per_tile() * c_.n_head / c_.n_head_kv;
+  return sizeof(float) *
+         static_cast<size_t>(attention_scratch_floats(n_queries, c_.head_dim));
+}
+
+void Model::attend_by_tile(const ggh_store& store, int64_t layer) {
+  const int64_t n_kv = c_.n_head_kv;
+  const size_t bytes = attention_scratch_bytes();
+  const auto n_tiles = static_cast<int64_t>(step_.tiles.size());
+  pool_.parallel_for(n_tiles * n_kv, [&](int64_t task, int thread) {
+    const TokenTile& tile = step_.tiles[static_cast<size_t>(task / n_kv)];
+    ops_.attention_tile(attention_tile(store, layer, tile, task % n_kv),
+                        static_cast<float*>(pool_.scratch(thread, bytes)));
+  });
+}
+
+// Few sequences with long pasts: every KV block is a task, and the merge a short second job.
+void Model::attend_by_block(const ggh_store& store, int64_t layer) {
+  const int64_t n_kv = c_.n_head_kv, n_group = c_.n_head / c_.n_head_kv;
+  const size_t bytes = attention_scratch_bytes();
+  const int64_t size = attention_partial_floats(tokens_per_tile() * n_group, c_.head_dim);
+  const auto n_tiles = static_cast<int64_t>(step_.tiles.size());
+  float* partials = partials_.reserve(step_.n_tile_blocks() * n_kv * size);
+  // Of tile and head: the partials of its blocks, one after the other.
+  const auto partials_of = [&](const TokenTile& tile, int64_t kv_head) {
+    return partials + (tile.first_block * n_kv + kv_head * tile.n_blocks) * size;
+  };
+  pool_.parallel_for(step_.n_tile_blocks() * n_kv, [&](int64_t task, int thread) {
+    const TokenTile& tile = step_.tile_of_block(task / n_kv);
+    const int64_t kv_head = task % n_kv, block = task / n_kv - tile.first_block;
+    const AttentionTile t = attention_tile(store, layer, tile, kv_head);
+    const int64_t own = attention_partial_floats(t.n_tokens * n_group, c_.head_dim);
+    ops_.attention_block(t, block, partials_of(tile, kv_head) + block * own,
+                         static_cast<float*>(pool_.scratch(thread, bytes)));
+  });
+  pool_.parallel_for(n_tiles * n_kv, [&](int64_t task, int thread) {
+    const TokenTile& tile = step_.tiles[static_cast<size_t>(task / n_kv)];
+    ops_.attention_merge(attention_tile(store, layer, tile, task % n_kv),
+                         partials_of(tile, task % n_kv),
+                         static_cast<float*>(pool_.scratch(thread, bytes)));
+  });
 }
 
 // Norm and rope of one token's K head and of the query heads that share it; K and V into the cache.
@@ -89,8 +133,8 @@ void Model::rotate_and_cache(const ggh_attention& block, const ggh_store& store,
   ops_.to_cache(v, dim, store.kv_half != 0, cache.at(cache.v, row, position));
 }
 
-void Model::attend_tile(const ggh_store& store, int64_t layer, const TokenTile& tile,
-                        int64_t kv_head, float* scratch) {
+AttentionTile Model::attention_tile(const ggh_store& store, int64_t layer, const TokenTile& tile,
+                                    int64_t kv_head) const {
   const Row& row = step_.rows[static_cast<size_t>(tile.row)];
   const HeadCache cache = head_cache(store, c_, layer, kv_head);
   const int64_t dim = c_.head_dim, n_group = c_.n_head / c_.n_head_kv;
@@ -111,7 +155,7 @@ void Model::attend_tile(const ggh_store& store, int64_t layer, const TokenTile& 
   t.half = store.kv_half != 0;
   t.out = mixed_.data() + (token * c_.n_head + kv_head * n_group) * dim;
   t.out_stride = c_.n_head * dim;
-  ops_.attention_tile(t, scratch);
+  return t;
 }
 
 }  // namespace ggh

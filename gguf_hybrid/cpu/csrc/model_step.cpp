@@ -83,15 +83,27 @@ void Step::cut_tiles(int64_t tokens_per_tile) {
       const int64_t position = int64_t{row.start} + t;
       const int64_t to_boundary = tokens_per_tile - position % tokens_per_tile;
       const auto n = static_cast<int32_t>(std::min<int64_t>(to_boundary, row.n_tokens - t));
-      tiles.push_back({static_cast<int32_t>(r), t, n});
+      const auto n_blocks = static_cast<int32_t>(position / kKvBlock + 1);
+      tiles.push_back({static_cast<int32_t>(r), t, n, n_blocks, 0});
       t += n;
     }
   }
   // The longest pasts first: the last task to finish should be a short one.
-  std::stable_sort(tiles.begin(), tiles.end(), [this](const TokenTile& a, const TokenTile& b) {
-    return rows[static_cast<size_t>(a.row)].start + a.token >
-           rows[static_cast<size_t>(b.row)].start + b.token;
+  std::stable_sort(tiles.begin(), tiles.end(), [](const TokenTile& a, const TokenTile& b) {
+    return a.n_blocks > b.n_blocks;
   });
+  n_tile_blocks_ = 0;
+  for (TokenTile& tile : tiles) {
+    tile.first_block = n_tile_blocks_;
+    n_tile_blocks_ += tile.n_blocks;
+  }
+}
+
+const TokenTile& Step::tile_of_block(int64_t block) const {
+  const auto after = std::upper_bound(
+      tiles.begin(), tiles.end(), block,
+      [](int64_t wanted, const TokenTile& tile) { return wanted < tile.first_block; });
+  return *(after - 1);
 }
 
 }  // namespace ggh

@@ -22,11 +22,14 @@ struct Row {
   int64_t first;  // index of the first token in the step
 };
 
-// Tokens of one row that attend as one task. They lie in one KV block.
+// Tokens of one row that attend together. They lie in one KV block and see n_blocks of them, which
+// are numbered from first_block on among those of all tiles.
 struct TokenTile {
   int32_t row;
   int32_t token;  // within the row
   int32_t n_tokens;
+  int32_t n_blocks;
+  int64_t first_block;
 };
 
 // All rows of a step, and what is the same for every layer: rotary tables and token tiles.
@@ -40,6 +43,9 @@ class Step {
 
   int64_t n_tokens() const { return n_tokens_; }
   int64_t n_logits() const { return n_logits_; }
+  // KV blocks of all tiles together, and the tile that one of them belongs to.
+  int64_t n_tile_blocks() const { return n_tile_blocks_; }
+  const TokenTile& tile_of_block(int64_t block) const;
 
   std::vector<Row> rows;
   std::vector<int64_t> tokens;         // [n_tokens] token ids
@@ -51,6 +57,7 @@ class Step {
  private:
   int64_t n_tokens_ = 0;
   int64_t n_logits_ = 0;
+  int64_t n_tile_blocks_ = 0;
 };
 
 }  // namespace ggh

@@ -67,8 +67,18 @@ struct AttentionTile {
   int64_t out_stride;
 };
 
+// KV blocks that the last token of a tile sees.
+static inline int64_t attention_blocks(const AttentionTile& tile) {
+  return (tile.first_position + tile.n_tokens - 1) / kKvBlock + 1;
+}
+
+// What one KV block contributes to a tile.
+constexpr int64_t attention_partial_floats(int64_t n_queries, int64_t head_dim) {
+  return n_queries * (head_dim + 2);
+}
+
 constexpr int64_t attention_scratch_floats(int64_t n_queries, int64_t head_dim) {
-  return n_queries * (kKvBlock + head_dim + 4);
+  return n_queries * kKvBlock + 2 * attention_partial_floats(n_queries, head_dim);
 }
 
 struct Candidate {
@@ -90,6 +100,9 @@ struct OpsKernels {
   // Stores x as f16 or f32.
   void (*to_cache)(const float* x, int64_t n, bool half, void* y);
   void (*attention_tile)(const AttentionTile& tile, float* scratch);
+  // The same in two steps with the same bits: each KV block on its own, then all of them merged.
+  void (*attention_block)(const AttentionTile& tile, int64_t block, float* partial, float* scratch);
+  void (*attention_merge)(const AttentionTile& tile, const float* partials, float* scratch);
   // Softmax over n_expert, the n_used most probable in descending order (the lower id first among
   // equals), weights renormalised to sum to scale. Scratch: n_expert + 2 * n_used floats.
   void (*route)(const float* logits, int64_t n_expert, int64_t n_used, float scale, int32_t* ids,

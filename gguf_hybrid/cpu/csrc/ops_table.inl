@@ -8,9 +8,9 @@
 namespace ggh {
 namespace GGH_OPS_ISA {
 
-static const OpsKernels kTable = {add_norm,    add,      silu_mul,       delta_head,
-                                  rope_head,   to_cache, attention_tile, route,
-                                  mix_experts, argmax,   log_sum_exp,    top_k};
+static const OpsKernels kTable = {
+    add_norm,        add,   silu_mul,    delta_head, rope_head,   to_cache, attention_tile,
+    attention_block, attention_merge, route, mix_experts, argmax, log_sum_exp, top_k};
 
 }  // namespace GGH_OPS_ISA
 }  // namespace ggh
