@@ -259,7 +259,7 @@ def _template(
     tokenizer: Tokenizer, config: RuntimeConfig, metadata: Mapping[str, Any]
 ) -> ChatTemplate:
     if not config.jinja:
-        return without_jinja()
+        return without_jinja(config.chat_template or "chatml")
     source = config.chat_template or metadata.get("tokenizer.chat_template") or "chatml"
     bos, eos = (
         "" if i is None else tokenizer.detokenize([i]) for i in (tokenizer.bos_id, tokenizer.eos_id)

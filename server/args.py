@@ -8,6 +8,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import cast
 
 from gguf_hybrid.errors import ConfigError
 from gguf_hybrid.runtime_config import RopeConfig, RuntimeConfig, SpeculativeConfig
@@ -26,6 +27,8 @@ from .settings import FLAGS, Settings, read_arguments, read_environment, read_fi
 
 PROGRAM = "gguf-hybrid-server"
 _STORED_KV_TYPES = ("f32", "f16")
+_VERBOSE_ANSWERS = 9
+"""Above this log verbosity every answer has ``__verbose``, as if it were asked for."""
 _DEFAULT_DRAFTING = ("ngram-mod",)
 
 
@@ -102,6 +105,8 @@ def _server_config(settings: Settings) -> ServerConfig:
     if log.pop("verbose", False):
         log["verbosity"] = 2**31 - 1
     request = settings.section("request")
+    if cast(int, log.get("verbosity", 0)) > _VERBOSE_ANSWERS:
+        request.setdefault("verbose", True)
     server = ServerConfig(
         **settings.section("server"),  # type: ignore[arg-type]
         cors=CorsConfig(**settings.section("cors")),  # type: ignore[arg-type]

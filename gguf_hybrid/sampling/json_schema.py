@@ -67,6 +67,7 @@ def enforceable(schema: object) -> Schema:
     _check_depth(schema)
     schema = copy.deepcopy(schema)
     for path, part in subschemas(schema):
+        _modernise(part)
         for key in sorted(UNSUPPORTED & part.keys()):
             if part.pop(key) not in _VACUOUS.get(key, ()):
                 raise schema_error(path, f"unsupported keyword {key!r}")
@@ -74,6 +75,16 @@ def enforceable(schema: object) -> Schema:
         if "$ref" in part:
             _check_ref(path, part["$ref"])
     return schema
+
+
+def _modernise(part: Schema) -> None:
+    """``items`` with a list, as drafts before 2020 have it: exactly these elements.
+
+    They would also allow more of them or fewer; llama.cpp makes a tuple of it as well.
+    """
+    if isinstance(items := part.get("items"), list) and "prefixItems" not in part:
+        part |= {"type": "array", "prefixItems": items, "items": False, "minItems": len(items)}
+        part.pop("additionalItems", None)
 
 
 def _check_depth(schema: Schema) -> None:
@@ -126,8 +137,6 @@ def _check_values(path: str, part: Schema) -> None:
     for name in types if isinstance(types, list) else [types]:
         if not isinstance(name, str) or name not in TYPES:
             raise schema_error(path, f"unrecognized type {name}")
-    if isinstance(part.get("items"), list):
-        raise schema_error(path, "unsupported keyword 'items' with a list")
     if not all(isinstance(name, str) for name in _list(path, "required", part)):
         raise schema_error(path, "required must be a list of names")
     if "enum" in part and not _list(path, "enum", part):

@@ -25,7 +25,26 @@ CHATML = (
     "{%- endfor -%}"
     "{%- if add_generation_prompt -%}{{- '<|im_start|>assistant\\n' -}}{%- endif -%}"
 )
-BUILT_IN: Mapping[str, str] = {"chatml": CHATML}
+_LLAMA3 = (
+    "{%- for message in messages -%}"
+    "{{- '<|start_header_id|>' + message.role + '<|end_header_id|>\\n\\n' -}}"
+    "{{- message.content | trim + '<|eot_id|>' -}}"
+    "{%- endfor -%}"
+    "{%- if add_generation_prompt -%}"
+    "{{- '<|start_header_id|>assistant<|end_header_id|>\\n\\n' -}}"
+    "{%- endif -%}"
+)
+_COMMAND_R = (
+    "{%- set tokens = {'system': 'SYSTEM', 'user': 'USER', 'assistant': 'CHATBOT'} -%}"
+    "{%- for message in messages -%}"
+    "{{- '<|START_OF_TURN_TOKEN|><|' + tokens[message.role] + '_TOKEN|>' -}}"
+    "{{- message.content | trim + '<|END_OF_TURN_TOKEN|>' -}}"
+    "{%- endfor -%}"
+    "{%- if add_generation_prompt -%}"
+    "{{- '<|START_OF_TURN_TOKEN|><|CHATBOT_TOKEN|>' -}}"
+    "{%- endif -%}"
+)
+BUILT_IN: Mapping[str, str] = {"chatml": CHATML, "llama3": _LLAMA3, "command-r": _COMMAND_R}
 
 _CHATML_DELIMITERS = (
     ("tool", "<|im_start|>user\n<tool_response>"),
@@ -222,9 +241,12 @@ def _spread(switches: Mapping[str, Any]) -> dict[str, Any]:
     return spread
 
 
-def without_jinja() -> ChatTemplate:
-    """The plain ChatML form that ``--no-jinja`` stands for."""
-    return ChatTemplate(CHATML)
+def without_jinja(name: str = "chatml") -> ChatTemplate:
+    """What ``--no-jinja`` stands for: a built-in form. Raises ConfigError for another template."""
+    if name not in BUILT_IN:
+        known = ", ".join(BUILT_IN)
+        raise ConfigError(f"--chat-template: without jinja it must be the name of one of: {known}")
+    return ChatTemplate(name)
 
 
 def _as_parts(content: str | list[dict[str, str]]) -> list[dict[str, str]]:

@@ -45,6 +45,11 @@ WORD = {
             ['{"c": {"d": {}}}'],
         ),
         ({"type": "array", "items": {"type": "integer"}, "maxItems": 5000}, ["[1,2]"], ["[1,]"]),
+        (
+            {"items": [{"type": "integer"}, {"const": "a"}], "additionalItems": False},
+            ['[1,"a"]'],
+            ["[1]", '[1,"a",2]', '["a",1]', "1"],
+        ),
         ({"type": "array", "uniqueItems": False, "items": {"const": 1}}, ["[1,1]"], ["[2]"]),
     ],
 )  # fmt: skip
@@ -79,7 +84,6 @@ def nested_arrays(depth: int) -> dict:
         ({"properties": {"a": {"not": {}}}}, "#/properties/a", "unsupported keyword 'not'"),
         ({"anyOf": [{}, {"contains": {}}]}, "#/anyOf/1", "unsupported keyword 'contains'"),
         ({"items": {"uniqueItems": True}}, "#/items", "unsupported keyword 'uniqueItems'"),
-        ({"items": [{}]}, "#", "unsupported keyword 'items' with a list"),
         ({"propertyNames": {"maxLength": 3}}, "#", "unsupported keyword 'propertyNames'"),
         ({"$ref": "http://x/y"}, "#", "unsupported $ref http://x/y"),
         ({"anyOf": {}}, "#", "anyOf must be a list"),

@@ -227,3 +227,13 @@ def test_wrong_tools_are_refused_as_llama_server_does(tools: object, wording: st
     with pytest.raises(RequestError, match=f"^Failed to parse tools: .*{wording}") as refused:
         parse_tools(tools)
     assert refused.value.status == 500
+
+
+def test_without_jinja_a_built_in_form_is_chosen_by_name() -> None:
+    reply = {"role": "assistant", "content": "Yes"}
+    llama3 = without_jinja("llama3").prompt([USER, reply], continue_from="auto")
+    assert llama3.text.endswith("<|start_header_id|>assistant<|end_header_id|>\n\nYes")
+    command_r = without_jinja("command-r").prompt([USER]).text
+    assert command_r.endswith("<|END_OF_TURN_TOKEN|><|START_OF_TURN_TOKEN|><|CHATBOT_TOKEN|>")
+    with pytest.raises(ConfigError, match="chatml, llama3, command-r"):
+        without_jinja("{{ messages }}")
