@@ -4,11 +4,29 @@
 #include <cstring>
 #include <new>
 
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
+
 namespace ggh {
 namespace {
 
 constexpr int64_t kOpWords = 3;
 constexpr size_t kLine = 64;
+constexpr size_t kHugePage = size_t{2} << 20;
+
+size_t round_up(size_t bytes, size_t unit) { return (bytes + unit - 1) / unit * unit; }
+
+// Large buffers lie on huge pages where the system has them: a prompt walks them with strides of
+// many pages.
+void* allocate(size_t bytes) {
+  const size_t alignment = bytes < kHugePage ? kLine : kHugePage;
+  void* memory = std::aligned_alloc(alignment, round_up(bytes, alignment));
+#if defined(__linux__)
+  if (memory != nullptr && alignment == kHugePage) madvise(memory, bytes, MADV_HUGEPAGE);
+#endif
+  return memory;
+}
 
 uint64_t nanoseconds_since(std::chrono::steady_clock::time_point start) {
   const auto passed = std::chrono::steady_clock::now() - start;
@@ -27,10 +45,10 @@ bool is_aligned(const ggh_store& store) {
 Buffer::~Buffer() { std::free(data_); }
 
 float* Buffer::reserve(int64_t n) {
-  const size_t wanted = (static_cast<size_t>(n) * sizeof(float) + kLine - 1) / kLine * kLine;
+  const size_t wanted = round_up(static_cast<size_t>(n) * sizeof(float), kLine);
   if (wanted <= bytes_) return data_;
   std::free(data_);
-  data_ = static_cast<float*>(std::aligned_alloc(kLine, wanted));
+  data_ = static_cast<float*>(allocate(wanted));
   bytes_ = data_ == nullptr ? 0 : wanted;
   if (data_ == nullptr) throw std::bad_alloc();
   return data_;
