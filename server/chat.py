@@ -12,20 +12,18 @@ from typing import Any, cast, get_args
 from gguf_hybrid.engine.request import Done, Token
 from gguf_hybrid.errors import RequestError
 from gguf_hybrid.sampling.grammar import Grammar, Thinking
-from gguf_hybrid.sampling.reasoning_budget import ReasoningBudget, ReasoningTags
+from gguf_hybrid.sampling.reasoning_budget import ReasoningBudget
 from gguf_hybrid.text.chat_parser import ChatParser, ReasoningFormat
 from gguf_hybrid.text.deltas import ChatMessage, Delta, fold
-from gguf_hybrid.text.tags import END_THINK, THINK, TOOL_CALL
+from gguf_hybrid.text.tags import END_THINK, TOOL_CALL
 
 from .chat_cuts import chat_cuts
 from .chat_options import (
-    ThinkingLimit,
     Tools,
     answer_schema,
     callable_tools,
     check_before_messages,
     completion_fields,
-    thinking_limit,
 )
 from .chat_prompt import ChatInput, chat_input
 from .completion import TRIGGER_TOKEN, Completion, Ids, make_completions, own_grammar
@@ -33,6 +31,7 @@ from .context import Loaded
 from .errors import server_error
 from .results import Json, NativeChoice
 from .schema import CompletionParams
+from .thinking import Budgets, ThinkingLimit
 
 _PARSED, _UNPARSED = "peg-native", "Content-only"
 
@@ -73,34 +72,21 @@ def make_chat(model: Loaded, body: Mapping[str, Any]) -> Chat:
     _check_reasoning_format(body)
     check_before_messages(body, jinja=model.runtime.jinja)
     chat = chat_input(model, body)
-    template = model.runtime.template
-    declared = tuple(chat.tools)
-    parallel = template.caps.supports_parallel_tool_calls
-    tools = callable_tools(body, declared, parallel_by_default=parallel)
-    if not template.calls_tools:
-        tools = Tools()
-    params = _params(model, body, chat, tools, declares_tools=bool(declared))
+    prefix = chat.prompt.reply_prefix
+    tools = _tools(model, body, chat)
+    params = _params(model, body, chat, tools)
     ids = prompt_ids(model, chat)
-    limit = thinking_limit(body, model.config.chat)
-    budgets: list[ReasoningBudget] = []
-
-    def new_budget() -> ReasoningBudget | None:
-        if not limit.is_needed or not template.thinks:
-            return None
-        budgets.append(_budget(model, limit, chat.prompt.reply_prefix))
-        return budgets[-1]
-
-    prompts = make_completions(
+    budgets = Budgets(model, ThinkingLimit.of(body, model.config.chat), prefix)
+    (completions,) = make_completions(
         model,
         params,
         [ids],
         grammar=_grammar(model, params, tools, answer_schema(body), chat),
-        budget=new_budget,
+        budget=budgets.new,
         kind="chat",
         boundaries=chat_cuts(model, chat.prompt, ids),
     )
-    prefix = chat.prompt.reply_prefix
-    return Chat(model, params, prompts[0], tools, prefix, budgets if limit.controlled else [])
+    return Chat(model, params, completions, tools, prefix, budgets.controlled)
 
 
 def prompt_ids(model: Loaded, chat: ChatInput) -> Ids:
@@ -182,11 +168,19 @@ def _check_reasoning_format(body: Mapping[str, Any]) -> None:
         raise server_error(f"Unknown reasoning format: {name}")
 
 
+def _tools(model: Loaded, body: Mapping[str, Any], chat: ChatInput) -> Tools:
+    """The tools whose calls are looked for in the reply."""
+    template = model.runtime.template
+    parallel = template.caps.supports_parallel_tool_calls
+    tools = callable_tools(body, chat.tools, parallel_by_default=parallel)
+    return tools if template.calls_tools else Tools()
+
+
 def _params(
-    model: Loaded, body: Mapping[str, Any], chat: ChatInput, tools: Tools, *, declares_tools: bool
+    model: Loaded, body: Mapping[str, Any], chat: ChatInput, tools: Tools
 ) -> CompletionParams:
     """The completion fields, with what the template adds to them."""
-    params = model.schema.read(completion_fields(body, has_tools=declares_tools))
+    params = model.schema.read(completion_fields(body, has_tools=bool(chat.tools)))
     if not model.runtime.jinja:
         return params
     if tools.declared and not tools.required:
@@ -225,18 +219,3 @@ def _thinking(model: Loaded, chat: ChatInput) -> Thinking:
     if not model.runtime.template.thinks or END_THINK in chat.prompt.reply_prefix:
         return Thinking.NONE
     return Thinking.OPEN if chat.prompt.opens_thinking else Thinking.OPTIONAL
-
-
-def _budget(model: Loaded, limit: ThinkingLimit, reply_prefix: str) -> ReasoningBudget:
-    def encode(text: str) -> tuple[int, ...]:
-        return tuple(model.tokenizer.encode(text))
-
-    tags = ReasoningTags(
-        start=encode(THINK),
-        ends=(encode(END_THINK), encode(TOOL_CALL)),
-        forced=encode(f"{limit.message}\n{END_THINK}"),
-    )
-    n_tokens = limit.n_tokens if limit.n_tokens >= 0 else None
-    budget = ReasoningBudget(tags, n_tokens, model.runtime.sampling_vocab.token_bytes)
-    budget.accept_prompt(encode(reply_prefix))
-    return budget

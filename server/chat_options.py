@@ -1,4 +1,4 @@
-"""What a chat body asks for besides its messages: tools, an answer's form, thinking, probabilities.
+"""What a chat body asks for besides its messages: tools, an answer's form, probabilities.
 
 Read before anything is rendered, so that a contradiction is refused first. Which mistake is a 400
 and which a 500, and the wording, follow llama-server.
@@ -10,7 +10,6 @@ from typing import Any
 
 from gguf_hybrid.errors import RequestError
 
-from .config import ChatConfig
 from .errors import server_error
 
 Json = dict[str, Any]
@@ -104,37 +103,6 @@ def completion_fields(body: Mapping[str, Any], *, has_tools: bool) -> Json:
     else:
         fields |= {key: body[key] for key in ("n_probs", "logprobs") if key in body}
     return fields
-
-
-@dataclass(frozen=True, slots=True)
-class ThinkingLimit:
-    """How many tokens thinking may take (-1: any number) and what is said when they are used."""
-
-    n_tokens: int
-    message: str
-    controlled: bool
-    """Whether another request may end the thinking (``reasoning_control``)."""
-
-    @property
-    def is_needed(self) -> bool:
-        return self.n_tokens >= 0 or self.controlled
-
-
-def thinking_limit(body: Mapping[str, Any], config: ChatConfig) -> ThinkingLimit:
-    """``reasoning_budget_tokens``, which Anthropic's clients and others call otherwise."""
-    n_tokens = -1
-    for name in ("thinking_budget_tokens", "reasoning_budget_tokens"):
-        value = body.get(name)
-        if isinstance(value, int) and not isinstance(value, bool):
-            if value < -1:
-                raise RequestError(f"Field '{name}': Value must be >= -1, but got {value}")
-            n_tokens = value
-    message = body.get("reasoning_budget_message")
-    return ThinkingLimit(
-        config.reasoning_budget if n_tokens == -1 else n_tokens,
-        message if isinstance(message, str) else config.reasoning_budget_message,
-        body.get("reasoning_control") is True,
-    )
 
 
 def _own_grammar(body: Mapping[str, Any]) -> bool:

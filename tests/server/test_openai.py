@@ -60,7 +60,7 @@ def folded(chunks: list[Any]) -> dict[str, Any]:
     return message
 
 
-@pytest.mark.parametrize("max_tokens", [-1, 1, 9, 17, 24])
+@pytest.mark.parametrize("max_tokens", [-1, 1, 17])
 @pytest.mark.parametrize("reply", REPLIES.values(), ids=REPLIES.keys())
 async def test_chat_stream_folds_into_the_whole_answer(
     client: Client, runtime: FakeRuntime, reply: str, max_tokens: int
