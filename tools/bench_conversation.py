@@ -1,8 +1,9 @@
 """A scripted agent: what the user and the tools say is fixed, the replies are the server's own.
 
-Every third turn is a question, the others answer a tool call. The template drops the thinking of
-all replies before the last question, so each question changes the prompt far behind its end, which
-is what a recurrent state cannot follow.
+Every third turn is a question, the others bring the result of a tool, whether or not the model has
+called one: a call put into its mouth would not be what it had written. The template drops the
+thinking of all replies before the last question, so each question changes the prompt far behind its
+end, which is what a recurrent state cannot follow.
 """
 
 import json
@@ -48,10 +49,6 @@ class Script:
 
     openings: tuple[Message, ...]
 
-    def calls_tool(self, turn: int) -> bool:
-        """Whether the reply of this turn has to call the tool, since its result follows."""
-        return turn + 1 < len(self.openings) and self.openings[turn + 1]["role"] == "tool"
-
 
 def make_script(
     tokenizer: Tokenizer, n_turns: int, tool_tokens: tuple[int, int], seed: int
@@ -66,7 +63,7 @@ def make_script(
         else:
             n_tokens = int(rng.integers(*tool_tokens, endpoint=True))
             text = _of_length(tokenizer, rng, n_tokens)
-            openings.append({"role": "tool", "tool_call_id": f"call{turn - 1}", "content": text})
+            openings.append({"role": "tool", "content": text})
     return Script(tuple(openings))
 
 
@@ -124,7 +121,7 @@ class Conversation:
         self.turns.append(self._turn(ids, stream, reply))
         generated = self.tokenizer.encode(prompt + _raw_text(reply), add_special=True)
         self._computed.append(generated)
-        self._messages.append(self._as_history(reply, number))
+        self._messages.append(as_history(reply))
         return self.turns[-1]
 
     def cold_reply(self, turn: int) -> Message:
@@ -146,25 +143,28 @@ class Conversation:
         timings = stream.timings
         return Turn(len(ids), known, timings["cache_n"], timings["prompt_n"], stream.ttft, reply)
 
-    def _as_history(self, reply: Message, turn: int) -> Message:
-        """The reply as it is sent back. Where the script goes on with a tool's result there must
-        be a call of it, whether or not the model thought of one."""
-        message = {"role": "assistant", "content": reply["content"]}
-        if reply["reasoning_content"]:
-            message["reasoning_content"] = reply["reasoning_content"]
-        if self.script.calls_tool(turn):
-            message["tool_calls"] = [_call(turn)]
-        return message
-
 
 def _system() -> Message:
     return {"role": "system", "content": SYSTEM}
 
 
-def _call(turn: int) -> Message:
-    arguments = json.dumps({"path": f"src/part{turn}.py"})
-    function = {"name": TOOL, "arguments": arguments}
-    return {"id": f"call{turn}", "type": "function", "function": function}
+def as_history(reply: Message) -> Message:
+    """A reply as it is sent back; of calls those that the bound on the reply did not cut."""
+    message = {"role": "assistant", "content": reply["content"]}
+    if reply["reasoning_content"]:
+        message["reasoning_content"] = reply["reasoning_content"]
+    calls = list(filter(_is_whole, reply["tool_calls"]))
+    if calls:
+        message["tool_calls"] = [{"type": "function", "function": call} for call in calls]
+    return message
+
+
+def _is_whole(call: Message) -> bool:
+    """Whether the call was finished: the bound on the reply may have cut it."""
+    try:
+        return bool(call["name"]) and isinstance(json.loads(call["arguments"]), dict)
+    except ValueError:
+        return False
 
 
 def folded(stream: Stream) -> Message:
@@ -186,8 +186,17 @@ def folded(stream: Stream) -> Message:
 
 def _raw_text(reply: Message) -> str:
     """About what the model wrote behind the prompt, which has opened its thinking."""
-    thinking, content = reply["reasoning_content"], reply["content"]
-    return f"{thinking}\n</think>\n\n{content}" if content else str(thinking)
+    calls = [_raw_call(call) for call in reply["tool_calls"] if _is_whole(call)]
+    answer = "\n\n".join(filter(None, [reply["content"], "\n".join(calls)]))
+    thinking = str(reply["reasoning_content"])
+    return f"{thinking.rstrip()}\n</think>\n\n{answer}" if answer else thinking
+
+
+def _raw_call(call: Message) -> str:
+    """The call as Qwen's templates write it."""
+    arguments = json.loads(call["arguments"]).items()
+    values = "".join(f"<parameter={key}>\n{value}\n</parameter>\n" for key, value in arguments)
+    return f"<tool_call>\n<function={call['name']}>\n{values}</function>\n</tool_call>"
 
 
 def n_common(a: Sequence[int], b: Sequence[int]) -> int:
