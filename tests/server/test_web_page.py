@@ -3,19 +3,23 @@
 Its logic runs in Node and the whole of it in Chromium, where the machine has them.
 """
 
+import asyncio
 import json
 import re
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
 from gguf_hybrid.server.web_page import PAGE, PAGE_PATHS
 
+from gguf_hybrid.engine.request import SlotView
+from gguf_hybrid.errors import StepError
+
+from .browser import SECONDS, Browser
 from .conftest import Client, MakeClient
-from .fakes import MODEL, FakeRuntime
-from .server_process import ServerProcess
+from .fakes import REPLY, FakeRuntime, tokenizer
 from .test_openai import REPLIES, TOOL
 
 UI = Path(__file__).parents[2] / "server/ui"
@@ -110,24 +114,83 @@ def node(script: str, stdin: bytes, *words: str) -> bytes:
     return subprocess.run([NODE, *words], input=stdin, check=True, capture_output=True).stdout
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    flags = ["-m", str(MODEL), "-c", "2048", "--temp", "0", "-n", "24", "--metrics"]
-    with ServerProcess(flags, tmp_path_factory.mktemp("page") / "log") as running:
-        yield running
+@pytest.fixture
+async def browser(tmp_path: Path) -> AsyncIterator[Browser]:
+    assert CHROMIUM is not None
+    async with Browser(CHROMIUM, tmp_path / "profile") as browser:
+        yield browser
+
+
+def address(client: Client) -> str:
+    return f"http://127.0.0.1:{client.port}/"
 
 
 @needs_chromium
-def test_a_browser_shows_a_chat(server: ServerProcess, tmp_path: Path) -> None:
-    """The page asks what its address says, and shows thinking, answer, counts and slots."""
-    assert CHROMIUM is not None
-    url = f"http://127.0.0.1:{server.port}/?q=What+is+12+%2B+30%3F"
-    flags = ["--headless=new", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path}"]
-    words = [CHROMIUM, *flags, "--virtual-time-budget=8000", "--dump-dom", url]
-    page = subprocess.run(words, check=True, capture_output=True, timeout=60).stdout.decode()
-    (question, reply) = re.findall(r"<article.*?</article>", page, re.DOTALL)
-    assert "What is 12 + 30?" in question
-    assert re.search(r"<details class=\"\"><summary class=\"\">Thinking</summary><div.*?>\S", reply)
-    assert re.search(r"\d+ tokens, [\d.]+ t/s, prompt \d+ read", reply)
-    assert "error" not in reply
-    assert re.search(r"slot 0: (idle|busy)", page) and "queue: 0" in page
+async def test_a_chat_by_keyboard(browser: Browser, client: Client, runtime: FakeRuntime) -> None:
+    """Enter sends, thinking is folded away, Escape stops, and the chat can go on."""
+    runtime.worker.reply = REPLIES["thinking"]
+    await browser.open(address(client))
+    await browser.type("What does river mean?")
+    await browser.press("Enter")
+    await browser.until(f"document.querySelector('.assistant .content').textContent === {REPLY!r}")
+    assert await browser.run("document.querySelector('.assistant details').open") is False
+    assert "t/s" in await browser.run("document.querySelector('.assistant .note').textContent")
+    runtime.worker.gate.clear()
+    await browser.type("And lake?")
+    await browser.press("Enter")
+    await browser.until("!document.getElementById('stop').hidden")
+    await browser.press("Escape")
+    await browser.until("!document.getElementById('send').hidden")
+    assert await browser.run("document.activeElement.id") == "text"
+    await eventually(lambda: runtime.worker.cancelled == [runtime.worker.submitted[1].id])
+    prompt = tokenizer().detokenize(runtime.worker.submitted[1].prompt)
+    assert REPLY in prompt and "And lake?" in prompt
+
+
+@needs_chromium
+async def test_a_call_is_shown_and_its_result_sent(
+    browser: Browser, client: Client, runtime: FakeRuntime
+) -> None:
+    runtime.worker.reply, runtime.worker.n_ctx = REPLIES["call"], 2048
+    await browser.open(address(client))
+    settings = json.dumps({"tools": json.dumps([TOOL]), "thinking": True})
+    await browser.run(f"localStorage.setItem('gguf-hybrid', {json.dumps(settings)})")
+    await browser.open(f"{address(client)}?q=Add.")
+    await browser.until("document.querySelector('.call textarea') !== null")
+    assert await browser.run("document.querySelector('.call pre').textContent") == 'add({"a":12})'
+    await browser.run("document.querySelector('.call textarea').focus()")
+    await browser.type("seventeen")
+    await browser.run("document.querySelector('.call + button').click()")
+    await browser.until("document.querySelectorAll('.assistant').length === 2")
+    await eventually(lambda: len(runtime.worker.submitted) == 2)
+    prompt = tokenizer().detokenize(runtime.worker.submitted[1].prompt)
+    assert "<tool_response>\nseventeen\n</tool_response>" in prompt
+
+
+@needs_chromium
+async def test_slots_errors_and_colours(
+    browser: Browser, client: Client, runtime: FakeRuntime
+) -> None:
+    runtime.worker.views = [view(0, is_processing=False), view(1, is_processing=True)]
+    runtime.worker.error = StepError("the row has failed")
+    await browser.open(f"{address(client)}?q=Hi")
+    await browser.until("document.querySelector('#slots .busy') !== null")
+    assert "slot 1: busy" in await browser.run("document.getElementById('slots').textContent")
+    await browser.until("document.querySelector('.error')?.textContent === 'the row has failed'")
+    colours = set()
+    for scheme in ("light", "dark"):
+        features = [{"name": "prefers-color-scheme", "value": scheme}]
+        await browser.call("Emulation.setEmulatedMedia", features=features)
+        colours.add(await browser.run("getComputedStyle(document.body).backgroundColor"))
+    assert len(colours) == 2
+
+
+async def eventually(is_true: Callable[[], bool]) -> None:
+    """Wait for the server's side of what the page shows already."""
+    async with asyncio.timeout(SECONDS):
+        while not is_true():
+            await asyncio.sleep(0.02)
+
+
+def view(id: int, *, is_processing: bool) -> SlotView:
+    return SlotView(id, 256, is_processing, 1, 9, 5, 4, 3, 5, is_processing, False, {})
