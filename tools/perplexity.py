@@ -32,7 +32,7 @@ def running_perplexity(
 def chunk_logits(
     model: Qwen35, tokens: npt.NDArray[np.int32], n_logits: int, kv_type: str
 ) -> npt.NDArray[np.float32]:
-    """Logits of the last ``n_logits`` positions of a fresh sequence, float32 [n_logits, n_vocab]."""
+    """Logits of the last ``n_logits`` positions of a fresh sequence, float32 [n, n_vocab]."""
     n_blocks = -(-len(tokens) // BLOCK)
     store = model.new_store(StoreSpec(1, n_blocks, kv_type))
     blocks = np.arange(n_blocks, dtype=np.int32)

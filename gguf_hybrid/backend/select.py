@@ -72,6 +72,8 @@ def create_backend(model: ModelConfig, config: RuntimeConfig) -> Backend:
     if compiled_cpu(config):
         from .cpu import CpuBackend
 
+        if problem := library.load().problem:
+            log.warning("%s", problem)
         return CpuBackend(model, config.n_threads, config.n_threads_batch, config.arithmetic)
     if wants_cpu(config):
         log.warning("no compiled CPU library: computing in plain MLX, which is slow on a CPU")
