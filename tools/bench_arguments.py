@@ -10,22 +10,22 @@ from gguf_hybrid.runtime_config import RuntimeConfig
 def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     """``-m``, ``-t`` and ``--arithmetic``."""
     parser.add_argument("-m", "--model", default=str(demo_path()), help="GGUF (default: the demo)")
-    parser.add_argument("-t", "--threads", type=int, default=-1, help="CPU threads")
+    parser.add_argument("-t", "--threads", type=int, help="CPU threads (default: all)")
     parser.add_argument("--arithmetic", choices=("fast", "exact"), default="fast")
 
 
 def model_config(args: argparse.Namespace, **fields: object) -> RuntimeConfig:
     return RuntimeConfig(
         model=args.model,
-        n_threads=args.threads,
+        n_threads=n_threads(args),
         arithmetic=args.arithmetic,
         **fields,  # type: ignore[arg-type]
     )
 
 
 def n_threads(args: argparse.Namespace) -> int:
-    """The threads that ``-t`` means: all processors if it is not given."""
-    if args.threads > 0:
+    """The threads that ``-t`` means. Both sides of a comparison are told the same number."""
+    if args.threads is not None:
         return int(args.threads)
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))

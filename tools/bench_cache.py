@@ -7,16 +7,16 @@ warm replies are asked for again without any cache; a warm reply that differs is
 """
 
 import argparse
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from statistics import median
 from typing import Any
 
 from gguf_hybrid.runtime import OpenModel
 from gguf_hybrid.text.tokenizer import Tokenizer
 
-from .bench_arguments import add_model_arguments, counts, model_config
-from .bench_client import Client
+from .bench_arguments import add_model_arguments, counts, model_config, n_threads
+from .bench_client import Client, together
 from .bench_conversation import Conversation, Turn, make_script
 from .bench_report import Cell, percentile, print_json, print_rows, ratio
 from .bench_server import OURS, ServerUnderTest
@@ -83,8 +83,7 @@ def servers_of(args: argparse.Namespace) -> list[ServerUnderTest]:
     flags = ["-m", args.model, "-c", str(args.ctx_size), "-np", str(N_SLOTS)]
     flags += ["--cache-ram", str(args.cache_ram), "--ctx-checkpoints", str(args.ctx_checkpoints)]
     flags += ["--checkpoint-min-step", str(args.checkpoint_min_step)]
-    if args.threads > 0:
-        flags += ["-t", str(args.threads)]
+    flags += ["-t", str(n_threads(args))]
     servers = [ServerUnderTest("ours", OURS, [*flags, "--arithmetic", args.arithmetic])]
     if args.against:
         servers.append(ServerUnderTest("against", [args.against], flags))
@@ -105,9 +104,7 @@ def converse(
         for _ in range(args.turns):
             conversation.next_turn()
 
-    with ThreadPoolExecutor(n_together) as pool:
-        for _ in pool.map(talk, conversations):
-            pass
+    together([partial(talk, conversation) for conversation in conversations])
     checked = range(args.check_every - 1, args.turns, args.check_every)
     n_different = sum(
         conversation.cold_reply(turn) != conversation.turns[turn].reply

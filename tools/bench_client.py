@@ -7,10 +7,11 @@ plain sockets, and of a stream only the last event is read as JSON unless texts 
 import http.client
 import json
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from gguf_hybrid.errors import RequestError
 
@@ -21,6 +22,7 @@ DATA = b"data: "
 DONE = b"[DONE]"
 
 Body = Mapping[str, Any]
+T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -117,3 +119,16 @@ def text_of(event: Mapping[str, Any]) -> str:
     delta = event["choices"][0]["delta"] if event.get("choices") else {}
     calls = "".join(json.dumps(call) for call in delta.get("tool_calls") or ())
     return (delta.get("reasoning_content") or "") + (delta.get("content") or "") + calls
+
+
+def together(jobs: Sequence[Callable[[], T]]) -> list[T]:
+    """Run each job on a thread of its own; their results in order.
+
+    When one fails, or the program is interrupted, the others are not waited for: they end with
+    errors as soon as the caller stops the server they talk to.
+    """
+    pool = ThreadPoolExecutor(len(jobs))
+    try:
+        return [future.result() for future in [pool.submit(job) for job in jobs]]
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)

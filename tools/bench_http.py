@@ -8,15 +8,15 @@ Both servers stay loaded; the one that is not asked sleeps.
 import argparse
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from statistics import median
 
 import numpy as np
 
-from .bench_arguments import add_model_arguments, counts
-from .bench_client import Client, Stream
+from .bench_arguments import add_model_arguments, counts, n_threads
+from .bench_client import Client, Stream, together
 from .bench_report import Cell, print_json, print_rows, ratio
 from .bench_server import OURS, ServerUnderTest
 
@@ -75,8 +75,7 @@ def servers_of(args: argparse.Namespace) -> list[ServerUnderTest]:
     n_ctx = max(args.npl) * (-(-(args.npp + args.ntg + 1) // 256) * 256)
     flags = ["-m", args.model, "-c", str(n_ctx), "-np", str(max(args.npl)), "--cache-ram", "0"]
     flags += ["-fa", "on", "-ctk", "f16", "-ctv", "f16"]
-    if args.threads > 0:
-        flags += ["-t", str(args.threads)]
+    flags += ["-t", str(n_threads(args))]
     servers = [ServerUnderTest("ours", OURS, [*flags, "--arithmetic", args.arithmetic])]
     if args.against:
         servers.append(ServerUnderTest("against", [args.against], flags))
@@ -121,8 +120,7 @@ def volley(client: Client, prompts: Sequence[Sequence[int]], n_predict: int) -> 
         start.wait()
         return client.stream("/completion", body)
 
-    with ThreadPoolExecutor(len(prompts)) as pool:
-        streams = list(pool.map(ask, prompts))
+    streams = together([partial(ask, prompt) for prompt in prompts])
     began, ended = min(s.began for s in streams), max(s.ended for s in streams)
     firsts = [s.first for s in streams]
     return Volley(

@@ -10,15 +10,15 @@ import argparse
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 
 from gguf_hybrid.errors import RequestError
 
-from .bench_arguments import add_model_arguments
-from .bench_client import Body, Client, Stream, text_of
+from .bench_arguments import add_model_arguments, n_threads
+from .bench_client import Body, Client, Stream, text_of, together
 from .bench_conversation import WORDS
 from .bench_memory import anonymous_nbytes
 from .bench_report import percentile, print_json
@@ -120,8 +120,7 @@ def run(args: argparse.Namespace) -> int:
     log = Log()
     flags = ["-m", args.model, "-np", str(args.parallel), "--arithmetic", args.arithmetic]
     flags += ["-c", str(N_CTX_PER_SLOT * args.parallel), "--cache-ram", str(args.cache_ram)]
-    if args.threads > 0:
-        flags += ["-t", str(args.threads)]
+    flags += ["-t", str(n_threads(args))]
     with ServerUnderTest("ours", OURS, flags) as server:
         _soak(args, server, log)
     return _report(args, log)
@@ -132,17 +131,21 @@ def _soak(args: argparse.Namespace, server: ServerUnderTest, log: Log) -> None:
     mixed = Mixed(client, log, [_solo(client, number) for number in range(N_SENTINELS)])
     kinds = (mixed.extend, mixed.check, mixed.complete, mixed.hang_up)
     end = time.monotonic() + 60 * args.minutes
-    with ThreadPoolExecutor(args.clients) as pool:
-        running = [
-            pool.submit(_repeat, kinds[i % len(kinds)], np.random.default_rng(i), end, log)
-            for i in range(args.clients)
-        ]
-        while time.monotonic() < end:
-            server.check_alive()
-            _sample_memory(server.pid, log)
-            time.sleep(SAMPLE_SECONDS)
-    for each in running:
-        each.result()
+    clients = [
+        partial(_repeat, kinds[i % len(kinds)], np.random.default_rng(i), end, log)
+        for i in range(args.clients)
+    ]
+    together([partial(_watch, server, end, log), *clients])
+
+
+def _watch(server: ServerUnderTest, end: float, log: Log) -> None:
+    """Note the server's memory until the end; BackendError if it dies."""
+    while time.monotonic() < end:
+        server.check_alive()
+        taken = anonymous_nbytes(server.pid)
+        if taken is not None:
+            log.memory.append((time.monotonic(), taken))
+        time.sleep(SAMPLE_SECONDS)
 
 
 def _repeat(
@@ -174,12 +177,6 @@ def _body(prompt: str, n_predict: int, **fields: object) -> Body:
 
 def _words(rng: np.random.Generator, n: int) -> str:
     return " ".join(WORDS[i] for i in rng.integers(0, len(WORDS), n))
-
-
-def _sample_memory(pid: int, log: Log) -> None:
-    taken = anonymous_nbytes(pid)
-    if taken is not None:
-        log.memory.append((time.monotonic(), taken))
 
 
 def late_growth(memory: Sequence[tuple[float, int]]) -> float:

@@ -8,6 +8,7 @@ machine; figures are medians over the repetitions.
 
 import argparse
 import json
+import shlex
 import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from gguf_hybrid.errors import BackendError
 from gguf_hybrid.runtime import OpenModel
 from gguf_hybrid.runtime_config import RuntimeConfig
 
-from .bench_arguments import add_model_arguments, counts, model_config, n_threads
+from .bench_arguments import add_model_arguments, counts, model_config
 from .bench_memory import anonymous_nbytes, read_bandwidth, step_nbytes
 from .bench_model import BareModel, Point
 from .bench_report import Cell, print_json, print_rows, ratio
@@ -55,32 +56,23 @@ def run(args: argparse.Namespace) -> int:
     sizes = Sizes(args.npp, args.ntg, args.npl)
     config = model_config(args)
     opened = OpenModel.open(config)
-    bandwidth = read_bandwidth(n_threads(args))
+    bandwidth = read_bandwidth(config.n_threads)
     command = peer_command(args.against, sizes, config) if args.against else None
     if command:
-        print("against:", " ".join(command))
+        print("against:", shlex.join(command))
     ours, theirs, beyond = _measure(opened, config, sizes, args.reps, command)
     label = config.arithmetic if compiled_cpu(config) else "mlx"
-    floors = {
-        pl: bandwidth / step_nbytes(opened.config, opened.tensors.trunk, pl) for pl in args.npl
-    }
-    points = [_summary(label, pl, ours[pl], theirs.get(pl), pl * floors[pl]) for pl in args.npl]
+    points = []
+    for pl in sizes.pl:
+        floor = pl * bandwidth / step_nbytes(opened.config, opened.tensors.trunk, pl)
+        points.append(_summary(label, floor, ours[pl], theirs.get(pl)))
     print_rows(points)
     shown = "unknown" if beyond is None else f"{beyond / MB:.0f} MB"
-    print(f"memory bandwidth {bandwidth / 1e9:.1f} GB/s read, {n_threads(args)} threads")
+    print(f"memory bandwidth {bandwidth / 1e9:.1f} GB/s read, {config.n_threads} threads")
     print(f"anonymous memory beyond state and KV: {shown}")
-    print_json(
-        {
-            "bench": "sweep",
-            "model": config.model,
-            "arithmetic": label,
-            "threads": n_threads(args),
-            "reps": args.reps,
-            "bandwidth": bandwidth,
-            "anonymous_beyond_state_and_kv": beyond,
-            "points": points,
-        }
-    )
+    result = {"bench": "sweep", "model": config.model, "arithmetic": label, "reps": args.reps}
+    memory = {"bandwidth": bandwidth, "anonymous_beyond_state_and_kv": beyond}
+    print_json({**result, "threads": config.n_threads, **memory, "points": points})
     return 0
 
 
@@ -109,14 +101,14 @@ def _measure(
 
 
 def _summary(
-    label: str, pl: int, ours: Sequence[Point], theirs: Sequence[Point] | None, floor: float
+    label: str, floor: float, ours: Sequence[Point], theirs: Sequence[Point] | None
 ) -> dict[str, Cell]:
     pp, tg = (median(p.speed_pp for p in ours), median(p.speed_tg for p in ours))
     row: dict[str, Cell] = {
         "arithmetic": label,
         "PP": ours[0].pp,
         "TG": ours[0].tg,
-        "B": pl,
+        "B": ours[0].pl,
         "S_PP": pp,
         "S_TG": tg,
         "floor_TG": floor,
@@ -134,10 +126,10 @@ def peer_command(program: str, sizes: Sizes, config: RuntimeConfig) -> list[str]
     """llama-batched-bench with our flags."""
     n_ctx = max(sizes.pl) * sizes.n_ctx
     pl = ",".join(map(str, sizes.pl))
-    threads = ["-t", str(config.n_threads)] if config.n_threads > 0 else []
     return [
         *(program, "-m", config.model, "-c", str(n_ctx), "-ub", str(config.n_ubatch)),
-        *("-npp", str(sizes.pp), "-ntg", str(sizes.tg), "-npl", pl, *threads),
+        *("-t", str(config.n_threads)),
+        *("-npp", str(sizes.pp), "-ntg", str(sizes.tg), "-npl", pl),
         *("-fa", "on", "-ctk", "f16", "-ctv", "f16", "--output-format", "jsonl"),
     ]
 

@@ -2,12 +2,14 @@
 
 import json
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from gguf_hybrid.tools.bench import main
+from gguf_hybrid.tools.bench_client import together
 from gguf_hybrid.tools.bench_conversation import Turn, n_common
 from gguf_hybrid.tools.bench_memory import anonymous_nbytes, step_nbytes
 from gguf_hybrid.tools.bench_model import prompt_passes
@@ -98,6 +100,19 @@ def test_anonymous_memory_sees_what_is_allocated() -> None:
     block = np.ones(8 * MIB, np.float64)
     after = anonymous_nbytes()
     assert after is not None and after - before > 0.9 * block.nbytes
+
+
+def test_a_failing_client_does_not_wait_for_the_others() -> None:
+    stopped = threading.Event()
+
+    def fail() -> bool:
+        raise ConnectionError("gone")
+
+    with pytest.raises(ConnectionError):
+        together([fail, stopped.wait])
+    assert not stopped.is_set()
+    stopped.set()
+    assert together([lambda: 1, lambda: 2]) == [1, 2]
 
 
 # -- reporting --------------------------------------------------------------------------------
