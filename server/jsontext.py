@@ -5,6 +5,7 @@ length of a number or the bytes. Of duplicate keys the last one counts, as in ll
 """
 
 import json
+import math
 import re
 from typing import NoReturn
 
@@ -32,7 +33,7 @@ def parse(raw: bytes) -> object:
         raise _parse_error(_EMPTY, 1, 1)
     try:
         text = raw.decode("utf-8")
-        value = json.loads(text, parse_constant=_refuse_constant)
+        value = json.loads(text, parse_int=_integer, parse_constant=_refuse_constant)
     except UnicodeDecodeError as error:
         raise _parse_error(f"invalid UTF-8 byte at {error.start}", 1, error.start + 1) from error
     except json.JSONDecodeError as error:
@@ -106,6 +107,16 @@ def _parse_error(what: str, line: int, column: int) -> RequestError:
 
 def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"invalid literal {name}")
+
+
+def _integer(text: str) -> int | float:
+    """Whole numbers beyond 64 bits are floats, as in llama.cpp; ValueError where even that fails."""
+    number = int(text)
+    if -(2**63) <= number < 2**64:
+        return number
+    if math.isinf(rounded := float(text)):
+        raise ValueError(f"number overflow parsing '{text[:40]}'")
+    return rounded
 
 
 def _has_lone_surrogate(value: object) -> bool:

@@ -7,6 +7,7 @@ too, so a default is as valid as a request.
 """
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -48,6 +49,8 @@ SWITCHES = (
     "reasoning_control",
 )
 SAMPLING_SWITCHES = ("ignore_eos", "post_sampling_probs", "backend_sampling", "grammar_lazy")
+_SCALE = NumberField("lora", float)
+_WHOLE_NUMBER = re.compile(r"[+-]?[0-9]{1,20}")
 _REASONING_FORMATS = ("none", "deepseek", "deepseek-legacy", "auto")
 
 
@@ -276,7 +279,7 @@ def _bias(value: object) -> float | None:
 
 
 def _id_or_text(key: str) -> int | str:
-    return int(key) if key.lstrip("+-").isascii() and key.lstrip("+-").isdigit() else key
+    return int(key) if _WHOLE_NUMBER.fullmatch(key) else key
 
 
 def _reasoning_format(value: object) -> str:
@@ -301,4 +304,10 @@ def _lora(value: object) -> tuple[tuple[int, float], ...]:
             raise _field_error(
                 "lora", "Error: 'lora' must be an array of objects with 'id' and 'scale' fields"
             )
-    return tuple((entry["id"], float(entry.get("scale", 0.0))) for entry in entries)
+    return tuple((entry["id"], _scale(entry.get("scale", 0.0))) for entry in entries)
+
+
+def _scale(value: object) -> float:
+    if not isinstance(value, int | float):
+        raise _field_error("lora", type_error("number", value))
+    return _SCALE.checked(value)

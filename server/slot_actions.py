@@ -13,7 +13,7 @@ from .jsontext import parse_object, string
 from .results import Json
 from .routes import Route, post
 
-_LEADING_NUMBER = re.compile(r"\s*([+-]?\d+)")
+_LEADING_NUMBER = re.compile(r"\s*([+-]?\d{1,20})")
 _INT32 = 2**31
 
 

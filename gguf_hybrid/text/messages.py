@@ -66,7 +66,7 @@ def _check_content(message: dict[str, Any]) -> None:
 
 def _check_part(part: object) -> None:
     kind = part.get("type") if isinstance(part, dict) else None
-    if kind in _NO_MEDIA:
+    if isinstance(kind, str) and kind in _NO_MEDIA:
         message = (
             f"{_NO_MEDIA[kind]} input is not supported"
             " - hint: if this is unexpected, you may need to provide the mmproj"

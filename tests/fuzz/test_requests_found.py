@@ -1,0 +1,41 @@
+"""Bodies the request fuzzer found to be taken for an error of the server's own."""
+
+from pathlib import Path
+
+import pytest
+from server.server_process import ServerProcess
+
+from .requests_wire import Message, exchange
+
+COMPLETION, CHAT = "/completion", "/v1/chat/completions"
+PART = '{"messages": [{"role": "user", "content": [{"type": %s}]}]}'
+HUGE = "1" + "0" * 400
+FOUND = [
+    (COMPLETION, '{"prompt": "a", "n_predict": 1, "lora": [{"id": 0, "scale": []}]}', 400),
+    (COMPLETION, '{"prompt": "a", "n_predict": 1, "lora": [{"id": 0, "scale": "x"}]}', 400),
+    (COMPLETION, '{"prompt": "a", "n_predict": 1, "lora": [{"id": 0, "scale": 1e400}]}', 400),
+    (COMPLETION, '{"prompt": "a", "n_predict": 1, "lora": [{"id": 0, "scale": null}]}', 400),
+    (COMPLETION, f'{{"prompt": "a", "n_predict": 1, "logit_bias": [[5, {HUGE}]]}}', 400),
+    (COMPLETION, f'{{"prompt": "a", "n_predict": 1, "seed": {HUGE}}}', 400),
+    (COMPLETION, '{"prompt": "a", "n_predict": 1, "seed": 1000000000000000000000}', 200),
+    (COMPLETION, '{"prompt": "a", "n_predict": 1, "logit_bias": {"+-5": 1}}', 200),
+    (COMPLETION, f'{{"prompt": "a", "n_predict": 1, "logit_bias": {{"{"1" * 5000}": 1}}}}', 200),
+    (CHAT, PART % "[]", 400),
+    (CHAT, PART % "{}", 400),
+    (f"/slots/{'9' * 5000}?action=erase", "", 400),
+]
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> ServerProcess:
+    folder: Path = tmp_path_factory.mktemp("found")
+    flags = ["--demo", "-np", "1", "-c", "512", "--slot-save-path", str(folder)]
+    with ServerProcess(flags, folder / "log") as server:
+        yield server
+
+
+@pytest.mark.parametrize("path, body, status", FOUND)
+def test_found_body(server: ServerProcess, path: str, body: str, status: int) -> None:
+    reply = exchange(server.port, Message("POST", path, body.encode()).plain())
+    assert reply.status == status, reply.body
+    assert "Traceback" not in server.log.read_text()
