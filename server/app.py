@@ -30,6 +30,7 @@ from .context import CONTEXT, Context, context_of
 from .cors import allow_origin, preflight_headers
 from .errors import error_response, invalid_key, loading, not_found, server_error
 from .routes import Route
+from .web_page import PAGE_PATHS
 
 log = logging.getLogger(__name__)
 
@@ -54,7 +55,7 @@ def all_routes() -> tuple[Route, ...]:
 def create_app(context: Context) -> web.Application:
     """An application that answers 503 until ``context.model`` is set."""
     app = web.Application(
-        middlewares=[errors_as_json, preflight, readiness, authentication],
+        middlewares=[errors_as_json, preflight, readiness, authentication, awake],
         client_max_size=MAX_BODY_BYTES,
     )
     app[CONTEXT] = context
@@ -126,4 +127,15 @@ async def authentication(request: web.Request, handler: Handler) -> web.StreamRe
         raise invalid_key()
     async with asyncio.timeout(context_of(request).config.timeout):
         await request.read()
+    return await handler(request)
+
+
+@web.middleware
+async def awake(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """What only looks does not wake a sleeping model; everything else does, and waits for it."""
+    context = context_of(request)
+    path = request.path.removeprefix(context.config.api_prefix.rstrip("/"))
+    looks = path in (*info.LOOKING, *PAGE_PATHS) or request.match_info.http_exception is not None
+    if context.model is not None and context.model.worker.is_sleeping and not looks:
+        await context.model.worker.call(lambda engine: None)
     return await handler(request)

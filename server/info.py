@@ -178,6 +178,9 @@ def _slot(model: Loaded, view: SlotView) -> Json:
     return shown
 
 
+LOOKING = ("/health", "/v1/health", "/props", "/models", "/v1/models", "/metrics")
+"""Paths that are answered from what is known while the model sleeps."""
+
 ROUTES: tuple[Route, ...] = (
     get(health, "/health", "/v1/health"),
     get(props, "/props"),

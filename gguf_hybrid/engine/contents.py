@@ -58,6 +58,7 @@ class Contents:
             if entry is None or len(entry) <= n_live:
                 self.cache.checkpoint(slot.id, slot.tokens)
                 return Reuse(n_known=n_known)
+        logger.debug("slot %d: updating prompt cache", slot.id)
         self.displace(slot)
         return Reuse(self._restore(slot, prompt), n_known)
 
@@ -82,7 +83,6 @@ class Contents:
     def displace(self, slot: Slot) -> None:
         """Empty a slot; what it held goes to the cache if there is room."""
         if slot.tokens and slot.is_cacheable:
-            logger.debug("slot %d: updating prompt cache", slot.id)
             self.cache.park(slot.id, slot.tokens)
         self.clear(slot)
 

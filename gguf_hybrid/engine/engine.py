@@ -336,11 +336,10 @@ class Engine:
     def _report_progress(self, job: Job) -> None:
         request, timings = job.request, job.timings
         if request.return_progress:
-            time_ms = int(1000 * (self._clock() - job.started))
+            ms = 1000 * (self._clock() - job.started)
             n_read = timings.cache_n + timings.prompt_n
-            event = Progress(
-                request.id, job.n_prompt, timings.cache_n, n_read, time_ms, replace(timings)
-            )
+            so_far = replace(timings, prompt_ms=ms if timings.prompt_n else 0.0)
+            event = Progress(request.id, job.n_prompt, timings.cache_n, n_read, int(ms), so_far)
             self._events.append(event)
 
     def _sampling_slots(self, slot: Slot) -> list[Slot]:

@@ -163,6 +163,7 @@ class FakeWorker:
         return FakeTask(self, requests)
 
     async def call(self, function: Callable[[Any], Any]) -> Any:
+        self.is_sleeping = False
         return function(None)
 
     def slots(self) -> list[SlotView]:
