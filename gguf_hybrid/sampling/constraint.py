@@ -74,12 +74,17 @@ class Constraint:
     """A grammar in effect, at one place of one output."""
 
     def __init__(self, lark: str, vocab: GrammarVocab) -> None:
-        """Compiles ``lark``. Raises RequestError (400) with llguidance's reason."""
+        """Compiles ``lark`` and computes the first mask, where a grammar without a beginning
+        (``root ::= root``) fails. Raises RequestError (400) with llguidance's reason."""
         self._vocab = vocab
         self._matcher = LLMatcher(vocab.tokenizer, lark, log_level=0, limits=LIMITS)
         self._mask: Mask | None = None
         if self._matcher.is_error():
-            raise grammar_error(_one_line(self._matcher.get_error()))
+            raise grammar_error(self._error())
+        try:
+            self.prepare_mask()
+        except StepError as error:
+            raise grammar_error(self._error()) from error
 
     def prepare_mask(self) -> None:
         """Computes the next mask ahead of ``mask``. On any thread, but one at a time."""
