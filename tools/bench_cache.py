@@ -15,7 +15,7 @@ from typing import Any
 from gguf_hybrid.runtime import OpenModel
 from gguf_hybrid.text.tokenizer import Tokenizer
 
-from .bench_arguments import add_model_arguments, counts, model_config, n_threads
+from .bench_arguments import add_model_arguments, model_config, n_threads
 from .bench_client import Client, together
 from .bench_conversation import Conversation, Turn, make_script
 from .bench_report import Cell, percentile, print_json, print_rows, ratio
@@ -52,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--turns", type=int, default=20, help="turns of each conversation")
     parser.add_argument("--conversations", type=int, default=4, help="how many at once")
     parser.add_argument(
-        "--tool-tokens", type=counts, default=(500, 2000), help="least and most of a tool's result"
+        "--tool-tokens", type=int, nargs=2, default=(500, 2000), help="least and most of a result"
     )
     parser.add_argument("-n", "--n-predict", type=int, default=64, help="tokens per reply")
     parser.add_argument("-c", "--ctx-size", type=int, default=65536, help="context of all slots")

@@ -197,7 +197,7 @@ def test_http_compares_servers_on_the_same_requests(
 
 
 def test_cache_rereads_little_and_answers_as_if_cold(capsys: pytest.CaptureFixture[str]) -> None:
-    script = ("--turns", "4", "--conversations", "3", "--tool-tokens", "90,100")
+    script = ("--turns", "4", "--conversations", "3", "--tool-tokens", "90", "100")
     short = ("-n", "6", "--check-every", "2", "-t", "1", "-c", "8192")
     result = measured(capsys, "cache", *script, *short)
     alone, together = result["phases"]
