@@ -1,13 +1,13 @@
 """Every error a person can cause, as one tree. Each message is one line that names its object.
 
-    GgufHybridError
-    ├── GGUFError            a file that cannot be used (names file, key or tensor)
-    ├── ConfigError          a flag, variable or config file entry (names it)
-    ├── BackendError         no usable MLX backend, or a missing accelerator
-    ├── MemoryLimitError     a model or state pool that will not fit (with the numbers)
-    └── RequestError         one request; carries what llama-server puts into its error body
-        ├── ContextOverflowError
-        └── StepError        the engine failed this request only
+GgufHybridError
+├── GGUFError            a file that cannot be used (names file, key or tensor)
+├── ConfigError          a flag, variable or config file entry (names it)
+├── BackendError         no usable MLX backend, or a missing accelerator
+├── MemoryLimitError     a model or state pool that will not fit (with the numbers)
+└── RequestError         one request; carries what llama-server puts into its error body
+    ├── ContextOverflowError
+    └── StepError        the engine failed this request only
 """
 
 
