@@ -95,6 +95,9 @@ async def errors_as_json(request: web.Request, handler: Handler) -> web.StreamRe
     except web.HTTPRequestEntityTooLarge:
         message = f"request body is larger than {MAX_BODY_BYTES} bytes"
         return error_response(RequestError(message, status=413))
+    except web.RequestPayloadError as error:
+        reason = " ".join(str(error).split())
+        return error_response(RequestError(f"the body cannot be read: {reason}"))
     except TimeoutError:
         return error_response(RequestError("the request took too long to arrive", status=408))
     except Exception as error:

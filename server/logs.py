@@ -5,7 +5,12 @@ import logging
 import sys
 import time
 
+from aiohttp import web
+from aiohttp.http import HttpProcessingError
+
 from .config import LogConfig
+
+log = logging.getLogger(__name__)
 
 _LETTERS = {logging.ERROR: "E", logging.WARNING: "W", logging.INFO: "I", logging.DEBUG: "D"}
 _DEBUG_VERBOSITY = 4
@@ -45,6 +50,15 @@ class JsonFormatter(logging.Formatter):
         return json.dumps(fields, ensure_ascii=False)
 
 
+def note_client_faults(record: logging.LogRecord) -> bool:
+    """Filter for aiohttp's log: what a client did wrong is a line of debugging, no traceback."""
+    error = record.exc_info[1] if record.exc_info else None
+    if not isinstance(error, HttpProcessingError | web.RequestPayloadError | ConnectionError):
+        return True
+    log.debug("%s: %s", record.getMessage(), " ".join(str(error).split()))
+    return False
+
+
 def set_up(config: LogConfig) -> None:
     """Route the package's log. Nothing else logs below warnings."""
     root = logging.getLogger()
@@ -61,6 +75,7 @@ def set_up(config: LogConfig) -> None:
         handler.setFormatter(formatter)
         root.addHandler(handler)
     root.setLevel(logging.WARNING)
+    logging.getLogger("aiohttp.server").filters[:] = [note_client_faults]
     logging.getLogger("gguf_hybrid").setLevel(level_of(config.verbosity))
 
 

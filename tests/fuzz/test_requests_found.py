@@ -42,3 +42,18 @@ def test_found_body(server: ServerProcess, path: str, body: str, status: int) ->
     reply = exchange(server.port, Message("POST", path, body.encode()).plain())
     assert reply.status == status, reply.body
     assert "Traceback" not in server.log.read_text()
+
+
+BROKEN = [
+    b"POST /tokenize HTTP/1.1\r\nHost: x\r\nContent-Length: -1\r\n\r\n",
+    b"GET /health HTTP/1.1\r\n\r\n",
+    b"GET /health HTTP/1.1\r\nHost: x\r\nX: " + b"a" * 20_000 + b"\r\n\r\n",
+    Message("POST", "/tokenize", b"{}").head("Content-Length: 2", "Content-Encoding: gzip") + b"{}",
+    Message("GET", "/props", b"").head("Content-Length: 2", "Content-Encoding: gzip") + b"{}",
+]
+
+
+@pytest.mark.parametrize("raw", BROKEN)
+def test_broken_http_is_a_400_and_no_error_of_ours(server: ServerProcess, raw: bytes) -> None:
+    assert exchange(server.port, raw).status == 400
+    assert "Traceback" not in server.log.read_text()
