@@ -9,6 +9,7 @@ COMMANDS = {
     "serve": ("gguf_hybrid.server.__main__", "serve a model over HTTP (llama-server's flags)"),
     "inspect": ("gguf_hybrid.tools.inspect", "show what a GGUF file holds and what fits in memory"),
     "bench": ("gguf_hybrid.tools.bench", "measure speed"),
+    "doctor": ("gguf_hybrid.tools.doctor", "prove that a file is served rightly on this machine"),
     "convert": ("gguf_hybrid.tools.convert", "Hugging Face checkpoint to GGUF"),
     "quantize": ("gguf_hybrid.tools.quantize", "GGUF to a smaller GGUF"),
     "split": ("gguf_hybrid.tools.split", "one GGUF to several shards"),

@@ -40,14 +40,24 @@ SLAB_BLOCKS = 1 << 20
 
 def problems(model: GGUFFile) -> Iterator[str]:
     """One line a problem; nothing for a sound model."""
+    yield from structure_problems(model)
+    for tensor in model.tensors.values():
+        yield from value_problems(tensor)
+
+
+def structure_problems(model: GGUFFile) -> Iterator[str]:
+    """What is wrong with metadata, tensor names and shapes, tokenizer and chat template."""
     for check in (_check_structure, _check_tokenizer, _check_template):
         try:
             yield from check(model)
         except GgufHybridError as error:
             yield str(error)
-    for tensor in model.tensors.values():
-        yield from _check_values(tensor)
-        tensor.drop_pages()
+
+
+def value_problems(tensor: TensorInfo) -> Iterator[str]:
+    """What is wrong with the values of one tensor, all of which are read."""
+    yield from _check_values(tensor)
+    tensor.drop_pages()
 
 
 def _check_structure(model: GGUFFile) -> Iterator[str]:
