@@ -242,10 +242,8 @@ class ResponseAnswer:
                 frames += [done, part]
             frames.append(self._frame("response.output_item.done", item, item=item.finished()))
         output = [item.finished() for item in self._items.values()]
-        completed = self._event("response.completed", response=self._response(output))
-        assert isinstance(completed.data, dict)
-        completed.data["timings"] = timings
-        return [*frames, completed]
+        response = self._response(output)
+        return [*frames, self._event("response.completed", response=response, timings=timings)]
 
     def _in_progress(self, event: str, **more: object) -> Frame:
         response = {"id": self._id, "object": "response", "status": "in_progress", "output": []}
