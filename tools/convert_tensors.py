@@ -182,6 +182,11 @@ def _converted(layer: int, name: str, source: SourceTensor, heads: Heads) -> lis
         ]
     shape = source.shape
     if name == "ssm_conv1d.weight":
+        if shape[-1] == 1:
+            raise GGUFError(
+                f"{source.file}: tensor {source.name} has MLX's layout, and so have the norms:"
+                " convert the original checkpoint"
+            )
         shape = tuple(n for n in shape if n != 1)
     transform = _transform(name, heads)
     if transform is None:
