@@ -58,12 +58,13 @@ async def metrics(request: web.Request) -> web.Response:
     context = context_of(request)
     if not context.config.metrics:
         raise unsupported("metrics endpoint", "--metrics")
-    counters = context.loaded().worker.counters()
+    worker = context.loaded().worker
+    counters = worker.counters()
     headers = {
         "Content-Type": CONTENT_TYPE,
         "Process-Start-Time-Unix": str(int(context.start_time)),
     }
-    page = render(counters, context.rates.close(counters))
+    page = render(counters, context.rates.close(counters), worker.cache())
     return web.Response(body=page.encode(), headers=headers)
 
 
@@ -163,6 +164,8 @@ def _slot(model: Loaded, view: SlotView) -> Json:
         "n_prompt_tokens": view.n_prompt_tokens,
         "n_prompt_tokens_processed": view.n_prompt_tokens_processed,
         "n_prompt_tokens_cache": view.n_prompt_tokens_cache,
+        "n_prompt_tokens_restored": view.n_prompt_tokens_restored,
+        "n_prompt_tokens_reread": view.n_prompt_tokens_reread,
         "params": view.params,
         "next_token": [
             {

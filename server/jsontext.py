@@ -110,7 +110,7 @@ def _refuse_constant(name: str) -> NoReturn:
 
 
 def _integer(text: str) -> int | float:
-    """Whole numbers beyond 64 bits are floats, as in llama.cpp; ValueError where even that fails."""
+    """Whole numbers beyond 64 bits are floats, as in llama.cpp; ValueError where that fails."""
     number = int(text)
     if -(2**63) <= number < 2**64:
         return number

@@ -6,8 +6,10 @@ two rates are windows that each scrape closes.
 
 from dataclasses import dataclass, replace
 
+from gguf_hybrid.engine.cache import CacheStats
 from gguf_hybrid.engine.request import Counters
 
+OWN_PREFIX = "gguf_hybrid"
 CONTENT_TYPE = "text/plain; version=0.0.4"
 
 
@@ -17,9 +19,10 @@ class Metric:
     kind: str
     help: str
     value: float
+    prefix: str = "llamacpp"
 
     def lines(self) -> str:
-        name = f"llamacpp:{self.name}"
+        name = f"{self.prefix}:{self.name}"
         return (
             f"# HELP {name} {self.help}\n# TYPE {name} {self.kind}\n{name} {_number(self.value)}\n"
         )
@@ -44,9 +47,33 @@ class RateWindow:
         return prompt, predicted
 
 
-def render(counters: Counters, rates: tuple[float, float]) -> str:
-    """The whole page."""
-    return "".join(metric.lines() for metric in _metrics(counters, rates))
+def render(counters: Counters, rates: tuple[float, float], cache: CacheStats) -> str:
+    """The whole page: llama-server's metrics, then those it does not have."""
+    metrics = (*_metrics(counters, rates), *_own_metrics(counters, cache))
+    return "".join(metric.lines() for metric in metrics)
+
+
+def _own_metrics(c: Counters, cache: CacheStats) -> tuple[Metric, ...]:
+    """What became of the states; the budget is -1 where there is no limit."""
+    budget = -1 if cache.budget is None else cache.budget
+    rows = (
+        (
+            "prompt_tokens_restored_total",
+            "counter",
+            "Reused prompt tokens whose state came from a checkpoint",
+            c.prompt_tokens_restored,
+        ),
+        (
+            "prompt_tokens_reread_total",
+            "counter",
+            "Prompt tokens computed again for want of a state",
+            c.prompt_tokens_reread,
+        ),
+        ("checkpoints", "gauge", "States kept to continue from", cache.n_entries),
+        ("checkpoint_bytes", "gauge", "Memory of the kept states and their KV", cache.n_bytes),
+        ("checkpoint_bytes_max", "gauge", "Budget of the kept states (--cache-ram)", budget),
+    )
+    return tuple(Metric(*row, prefix=OWN_PREFIX) for row in rows)
 
 
 def _metrics(c: Counters, rates: tuple[float, float]) -> tuple[Metric, ...]:

@@ -187,16 +187,18 @@ class Engine:
         reuse = self.contents.reuse(first, job.request)
         first.note_owner(job.request)
         job.timings.cache_n = len(first.tokens)
-        self._count_reuse(reuse, len(first.tokens), job.n_prompt)
+        self._count_reuse(reuse, job)
         self._report_progress(job)
         for slot in admitted.slots:
             self._show_prompt_to_sampler(slot)
 
-    def _count_reuse(self, reuse: Reuse, n_cached: int, n_prompt: int) -> None:
-        counters = self.counters
-        counters.prompt_tokens_cached += n_cached
-        counters.prompt_tokens_restored += reuse.n_restored
-        counters.prompt_tokens_reread += max(min(reuse.n_known, n_prompt - 1) - n_cached, 0)
+    def _count_reuse(self, reuse: Reuse, job: Job) -> None:
+        n_cached = job.timings.cache_n
+        job.n_restored = reuse.n_restored
+        job.n_reread = max(min(reuse.n_known, job.n_prompt - 1) - n_cached, 0)
+        self.counters.prompt_tokens_cached += n_cached
+        self.counters.prompt_tokens_restored += job.n_restored
+        self.counters.prompt_tokens_reread += job.n_reread
 
     def _show_prompt_to_sampler(self, slot: Slot) -> None:
         assert slot.job is not None

@@ -159,6 +159,8 @@ class SlotView:
     n_prompt_tokens: int
     n_prompt_tokens_processed: int
     n_prompt_tokens_cache: int
+    n_prompt_tokens_restored: int
+    n_prompt_tokens_reread: int
     n_decoded: int
     n_remain: int
     has_next_token: bool

@@ -44,6 +44,10 @@ class Job:
     followers: tuple["Slot", ...] = ()
     leader: "Job | None" = None
     timings: Timings = field(default_factory=Timings)
+    n_restored: int = 0
+    """Of the reused prompt tokens, those whose state came from a checkpoint."""
+    n_reread: int = 0
+    """Prompt tokens that were computed before, with no state left to continue from."""
     first_token: float = 0.0
     generated: list[int] = field(default_factory=list)
     mask: Future[None] | None = None
@@ -149,6 +153,8 @@ class Slot:
             n_prompt_tokens=len(self.tokens),
             n_prompt_tokens_processed=job.timings.prompt_n if job else 0,
             n_prompt_tokens_cache=job.timings.cache_n if job else 0,
+            n_prompt_tokens_restored=job.n_restored if job else 0,
+            n_prompt_tokens_reread=job.n_reread if job else 0,
             n_decoded=n_decoded,
             n_remain=n_predict - n_decoded if n_predict >= 0 else -1,
             has_next_token=job is not None,

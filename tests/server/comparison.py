@@ -23,6 +23,10 @@ MASKS: dict[str, tuple[str, ...]] = {
     "drafting does not exist yet": ("*.draft_n", "*.draft_n_accepted"),
     "times and sizes": ("*.created", "*.prompt_progress.time_ms"),
     "chunks of a prompt are cut at other positions": ("*.prompt_progress.processed",),
+    "counts of states that only this server shows": (
+        "*.n_prompt_tokens_restored",
+        "*.n_prompt_tokens_reread",
+    ),
     "which of several simultaneous requests comes first": ("steps[*].parallel[*].*.id_slot",),
 }
 # Counts of a prompt's tokens: reused, and computed where the object shows it beside.

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from gguf_hybrid.engine.cache import CacheStats
 from gguf_hybrid.engine.request import (
     Counters,
     Done,
@@ -171,6 +172,9 @@ class FakeWorker:
 
     def counters(self) -> Counters:
         return self.totals
+
+    def cache(self) -> CacheStats:
+        return CacheStats(3, 4096, 8192)
 
 
 class FakeRuntime:

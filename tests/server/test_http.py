@@ -9,6 +9,7 @@ from gguf_hybrid.server.config import CorsConfig, ModelSource
 from gguf_hybrid.server.metrics import RateWindow, render
 from gguf_hybrid.server.model_source import choose_file, find_model, shard_names
 
+from gguf_hybrid.engine.cache import CacheStats
 from gguf_hybrid.engine.request import Counters
 from gguf_hybrid.errors import ConfigError
 
@@ -117,10 +118,18 @@ def test_metrics_keep_names_and_close_their_window() -> None:
     now.tokens_predicted_timed, now.tokens_predicted_seconds = 4, 0.5
     assert window.close(now) == (5.0, 8.0)
     assert window.close(now) == (0.0, 0.0)
-    page = render(now, (5.0, 8.0))
+    page = render(now, (5.0, 8.0), CacheStats(0, 0, None))
     assert "llamacpp:prompt_tokens_total 10\n" in page
     assert "# TYPE llamacpp:predicted_tokens_seconds gauge\n" in page
-    assert page.count("# HELP") == page.count("# TYPE") == 15
+    assert page.count("# HELP") == page.count("# TYPE") == 20
+
+
+async def test_metrics_tell_what_became_of_states(make_client: MakeClient) -> None:
+    client = await make_client(metrics=True)
+    page = await (await client.get("/metrics")).text()
+    assert "gguf_hybrid:checkpoints 3\n" in page
+    assert "gguf_hybrid:checkpoint_bytes 4096\n" in page
+    assert "gguf_hybrid:prompt_tokens_reread_total 0\n" in page
 
 
 @pytest.mark.parametrize(

@@ -193,4 +193,4 @@ async def eventually(is_true: Callable[[], bool]) -> None:
 
 
 def view(id: int, *, is_processing: bool) -> SlotView:
-    return SlotView(id, 256, is_processing, 1, 9, 5, 4, 3, 5, is_processing, False, {})
+    return SlotView(id, 256, is_processing, 1, 9, 5, 4, 0, 0, 3, 5, is_processing, False, {})
