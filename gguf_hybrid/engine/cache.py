@@ -10,6 +10,7 @@ shorter entry of the same conversation), weighed down by how long nobody asked f
 far behind the conversation's end it lies.
 """
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -17,6 +18,8 @@ import numpy as np
 
 from gguf_hybrid.memory.hybrid import HybridMemory, Snapshot
 from gguf_hybrid.step import Ids
+
+logger = logging.getLogger(__name__)
 
 MAX_ENTRIES = 2048
 """Bounds the time of a look-up; only small models come near it before their budget is spent."""
@@ -150,7 +153,12 @@ class PromptCache:
             self._drop(min(chain, key=self._usefulness))
         if not self._make_room(self._state_nbytes):
             return False
-        self._insert(ids, self._memory.snapshot(seq_id))
+        try:
+            snapshot = self._memory.snapshot(seq_id)
+        except MemoryError:
+            logger.warning("no memory for a checkpoint of %d tokens", len(ids))
+            return False
+        self._insert(ids, snapshot)
         return True
 
     def _insert(self, ids: Ids, snapshot: Snapshot) -> None:

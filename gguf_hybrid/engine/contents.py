@@ -72,7 +72,11 @@ class Contents:
                 self.memory.restore(slot.id, entry.snapshot)
                 slot.tokens = entry.tokens.tolist()
 
-        self.with_room(bring_back)
+        try:
+            self.with_room(bring_back)
+        except MemoryError:
+            logger.warning("slot %d: no memory to restore a checkpoint", slot.id)
+            self.clear(slot)
         return len(slot.tokens)
 
     def copy_prompt(self, source: Slot, target: Slot) -> None:

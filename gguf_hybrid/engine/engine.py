@@ -353,10 +353,16 @@ class Engine:
             return [slot]
         job.phase = Phase.DECODE
         self.counters.prompt_seconds += self._clock() - job.started
-        followers = job.waiting_followers()
-        for follower in followers:
+        return [slot, *filter(lambda to: self._copy_prompt(slot, to), job.waiting_followers())]
+
+    def _copy_prompt(self, slot: Slot, follower: Slot) -> bool:
+        """False, and the follower's request has failed, if there is no memory for it."""
+        try:
             self.contents.copy_prompt(slot, follower)
-        return [slot, *followers]
+        except MemoryError as error:
+            self._fail(follower, _as_step_error("copy of the prompt", error))
+            return False
+        return True
 
     def _sample(self, slot: Slot, logits: Floats) -> None:
         job = slot.job

@@ -49,11 +49,16 @@ class SlotFiles:
         self._worker = worker
 
     async def save(self, id_slot: int, filename: str) -> SlotFileReport:
-        """Write what a slot holds, once it is free."""
+        """Write what a slot holds, once it is free. RequestError (500) if the disk refuses."""
         began = time.perf_counter()
         path = self.path_of(filename)
         saved = await self._worker.call_when_idle(id_slot, lambda e: e.save_slot(id_slot))
-        n_bytes = await asyncio.to_thread(self._write, path, saved)
+        try:
+            n_bytes = await asyncio.to_thread(self._write, path, saved)
+        except OSError as error:
+            logger.warning("slot file %s: %s", filename, error)
+            message = f"Unable to save slot: {error.strerror or error}"
+            raise RequestError(message, status=500, kind="server_error") from error
         return SlotFileReport(len(saved.tokens), n_bytes, _ms_since(began))
 
     async def restore(self, id_slot: int, filename: str) -> SlotFileReport:
