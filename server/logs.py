@@ -2,6 +2,7 @@
 
 import json
 import logging
+import os
 import sys
 import time
 
@@ -9,6 +10,7 @@ from aiohttp import web
 from aiohttp.http import HttpProcessingError
 
 from .config import LogConfig
+from .log_writer import LineWriter
 
 log = logging.getLogger(__name__)
 
@@ -66,10 +68,10 @@ def set_up(config: LogConfig) -> None:
     if config.disabled:
         root.addHandler(logging.NullHandler())
         return
-    stream = logging.StreamHandler(sys.stdout if config.jsonl else sys.stderr)
-    handlers: list[logging.Handler] = [stream]
+    handlers = [LineWriter((sys.stdout if config.jsonl else sys.stderr).fileno())]
     if config.file is not None:
-        handlers.append(logging.FileHandler(config.file, encoding="utf-8"))
+        appending = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+        handlers.append(LineWriter(os.open(config.file, appending, 0o666)))
     formatter = JsonFormatter() if config.jsonl else LineFormatter(config)
     for handler in handlers:
         handler.setFormatter(formatter)
