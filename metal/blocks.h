@@ -39,28 +39,19 @@ struct Unit {
 
 INLINE uint quad_word(uint4 v, int i) { return i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w; }
 
-// Six-bit scale and minimum of group b from the three words of Q4_K and Q5_K.
-INLINE void scale_min(uint4 head, int b, thread int& scale, thread int& minimum) {
-  const int shift = 8 * (b & 3);
-  const uint first = head.y >> shift, second = head.z >> shift, third = head.w >> shift;
-  if (b < 4) {
-    scale = int(first & 63u);
-    minimum = int(second & 63u);
-  } else {
-    scale = int((third & 15u) | ((first >> 6 & 3u) << 4));
-    minimum = int((third >> 4 & 15u) | ((second >> 6 & 3u) << 4));
-  }
-}
-
+// Scales and minimums of groups 2 j and 2 j + 1 from the head of a Q4_K or Q5_K block: six bits each,
+// two groups at a time in the halves of a 16-bit word.
 INLINE void unit_scales(thread Unit& w, uint4 head, int j) {
   const float d = half_bits(ushort(head.x & 0xffffu)), dmin = half_bits(ushort(head.x >> 16));
-  int scale, minimum;
-  scale_min(head, 2 * j, scale, minimum);
-  w.a0 = d * float(scale);
-  w.m0 = dmin * float(minimum);
-  scale_min(head, 2 * j + 1, scale, minimum);
-  w.a1 = d * float(scale);
-  w.m1 = dmin * float(minimum);
+  const int shift = 16 * (j & 1);
+  const uint first = head.y >> shift, second = head.z >> shift, third = head.w >> shift;
+  const bool low = j < 2;
+  const uint scales = low ? first & 0x3f3fu : (third & 0x0f0fu) | (first >> 2 & 0x3030u);
+  const uint minimums = low ? second & 0x3f3fu : (third >> 4 & 0x0f0fu) | (second >> 2 & 0x3030u);
+  w.a0 = d * float(scales & 0xffu);
+  w.a1 = d * float(scales >> 8 & 0xffu);
+  w.m0 = dmin * float(minimums & 0xffu);
+  w.m1 = dmin * float(minimums >> 8 & 0xffu);
 }
 
 INLINE void unit_nibbles(thread Unit& w, uint4 qs) {
@@ -148,6 +139,34 @@ template <int TYPE> INLINE float float_weight(const device uchar* row, int k) {
   return TYPE == TYPE_F16 ? half_bits(bits) : as_float(uint(bits) << 16);
 }
 
+template <int TYPE> INLINE void four_weights(thread float (&w)[4], const device uchar* row, int k) {
+  if (TYPE == TYPE_F32) {
+    const float4 v = *(const device float4*)((const device float*)row + k);
+    w[0] = v.x;
+    w[1] = v.y;
+    w[2] = v.z;
+    w[3] = v.w;
+    return;
+  }
+  for (int i = 0; i < 4; ++i) w[i] = float_weight<TYPE>(row, k + i);
+}
+
+// acc[r][b] += this lane's part of float row w[r] times activation row x[b]; simdgroup `simd` of eight
+// takes every eighth run of 128 columns.
+template <int TYPE, int ROWS, int COLUMNS, int K>
+INLINE void float_columns(const device uchar* (&w)[ROWS], const device float* (&x)[COLUMNS],
+                          int simd, int lane, thread float (&acc)[ROWS][COLUMNS]) {
+  for (int k = 128 * simd + 4 * lane; k < K; k += 1024) {
+    float v[ROWS][4];
+    for (int r = 0; r < ROWS; ++r) four_weights<TYPE>(v[r], w[r], k);
+    for (int b = 0; b < COLUMNS; ++b) {
+      const float4 u = *(const device float4*)(x[b] + k);
+      for (int r = 0; r < ROWS; ++r)
+        acc[r][b] += v[r][0] * u.x + v[r][1] * u.y + (v[r][2] * u.z + v[r][3] * u.w);
+    }
+  }
+}
+
 // acc[r][b] += this lane's part of weight row r times activation row b, for R rows `stride` bytes
 // apart and NB activation rows. A lane takes every 32nd unit, so what it adds for one (r, b) does
 // not depend on R or NB.
@@ -155,14 +174,20 @@ template <int TYPE, int R, int NB, int K>
 INLINE void dot_rows(const device uchar* rows, int stride, const device uint* xq,
                      const device float* xf, int lane, thread float (&acc)[R][NB]) {
   if (is_float(TYPE)) {
-    for (int k = lane; k < K; k += 32)
-      for (int r = 0; r < R; ++r) {
-        const float w = float_weight<TYPE>(rows + (size_t)r * stride, k);
-        for (int b = 0; b < NB; ++b) acc[r][b] += w * xf[b * K + k];
+    UNROLL_BY(4)
+    for (int k = 4 * lane; k < K; k += 128) {
+      float w[R][4];
+      for (int r = 0; r < R; ++r) four_weights<TYPE>(w[r], rows + (size_t)r * stride, k);
+      for (int b = 0; b < NB; ++b) {
+        const float4 x = *(const device float4*)(xf + (size_t)b * K + k);
+        for (int r = 0; r < R; ++r)
+          acc[r][b] += w[r][0] * x.x + w[r][1] * x.y + (w[r][2] * x.z + w[r][3] * x.w);
       }
+    }
     return;
   }
   const device uint4* records = (const device uint4*)xq;
+  UNROLL_BY(2)
   for (int i = lane; i < K / 32; i += 32) {
     Unit w[R];
     for (int r = 0; r < R; ++r)

@@ -22,6 +22,15 @@ typedef unsigned char uchar;
 #define thread_index_in_simdgroup (threadIdx.x & 31u)
 #define simdgroup_index_in_threadgroup (threadIdx.x >> 5)
 #define FULL 0xffffffffu
+#define PRAGMA(text) _Pragma(#text)
+#define UNROLL_BY(n) PRAGMA(unroll n)
+
+// The first thing a kernel does: it was launched before its predecessor ended, and lets its own
+// successor be launched now. (Asking for weights ahead of the wait was slower, see docs/LOG.md.)
+INLINE void await_inputs() {
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+}
 
 enum class mem_flags { mem_none, mem_threadgroup, mem_device };
 #define threadgroup_barrier(flags) __syncthreads()
@@ -38,6 +47,7 @@ template <class T> INLINE T simd_max(T v) {
   }
   return v;
 }
+INLINE int simd_max(int v) { return __reduce_max_sync(FULL, v); }
 template <class D, class S> INLINE D as_type(S s) {
   static_assert(sizeof(D) == sizeof(S), "as_type keeps the size");
   union { S s; D d; } u = {s};
@@ -67,9 +77,27 @@ INLINE int atomic_add(device int* p, int v) { return atomicAdd(p, v); }
 // in the order (g, 2t), (g + 8, 2t), (g, 2t + 8), (g + 8, 2t + 8); b rows 2t.. and 2t + 8.. of column
 // g; acc (g, 2t), (g, 2t + 1), (g + 8, 2t), (g + 8, 2t + 1). PTX ISA, mma.m16n8k16.
 INLINE void simd_mma(float (&acc)[4], const uint (&a)[4], const uint (&b)[2]) {
-  asm volatile(
+  asm(
       "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9},"
       " {%0,%1,%2,%3};"
       : "+f"(acc[0]), "+f"(acc[1]), "+f"(acc[2]), "+f"(acc[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+
+// The same with int8 operands and int sums. acc[16 x 8] += a[16 x 32] b[32 x 8]: a rows g, g + 8 and
+// columns 4t..4t + 3 in a[0], a[1], 16 + 4t.. in a[2], a[3]; b rows 4t.. and 16 + 4t.. of column g.
+INLINE void simd_mma(int (&acc)[4], const uint (&a)[4], const uint (&b)[2]) {
+  asm(
+      "mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9},"
+      " {%0,%1,%2,%3};"
+      : "+r"(acc[0]), "+r"(acc[1]), "+r"(acc[2]), "+r"(acc[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+// One 16-wide half of it.
+INLINE void simd_mma(int (&acc)[4], const uint (&a)[2], const uint (&b)[1]) {
+  asm(
+      "mma.sync.aligned.m16n8k16.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, {%4,%5}, {%6},"
+      " {%0,%1,%2,%3};"
+      : "+r"(acc[0]), "+r"(acc[1]), "+r"(acc[2]), "+r"(acc[3])
+      : "r"(a[0]), "r"(a[1]), "r"(b[0]));
 }

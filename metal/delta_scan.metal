@@ -16,7 +16,7 @@
 //: const int KC
 //: const int TILED
 //: const int ROW_FLOATS
-constexpr int TT = 8;
+constexpr int TT = 16;
 constexpr int Q = D / 32;
 constexpr int CONV = (2 * HK + HV) * D;
 const int h = int(threadgroup_position_in_grid.x), slice = int(threadgroup_position_in_grid.y);
@@ -26,6 +26,7 @@ const int j = slice * 16 + tid / 8, c = tid % 8;
 threadgroup float q_tile[TT][D];
 threadgroup float k_tile[TT][D];
 threadgroup float v_tile[TT][16];
+threadgroup float gate_tile[2 * TT];
 const bool empty = read_rows[0] < 0;
 const size_t matrix = (size_t)(KC - 1) * CONV + (size_t)(h * D + j) * D;
 const device float4* old4 =
@@ -46,10 +47,11 @@ for (int first = 0; first < n; first += TT) {
   for (int at = tid; at < count * 16; at += 128)
     v_tile[at / 16][at % 16] =
         mixed[(size_t)(first + at / 16) * CONV + (2 * HK + h) * D + slice * 16 + at % 16];
+  if (tid < 2 * count)
+    gate_tile[tid] = gates[2 * ((size_t)(first + tid / 2) * HV + h) + tid % 2];
   threadgroup_barrier(mem_flags::mem_threadgroup);
   for (int t = 0; t < count; ++t) {
-    const size_t gate = 2 * ((size_t)(first + t) * HV + h);
-    const float decay = gates[gate], rate = gates[gate + 1];
+    const float decay = gate_tile[2 * t], rate = gate_tile[2 * t + 1];
     float seen = 0.0f;
     for (int i = 0; i < Q; ++i) {
       const int at = 4 * (c + 8 * i);

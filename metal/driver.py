@@ -24,6 +24,31 @@ CAPTURE_RELAXED = 2
 HANDLE = ctypes.c_void_p
 
 
+class _Attribute(ctypes.Structure):
+    """CUlaunchAttribute."""
+
+    _fields_ = [("id", ctypes.c_int), ("pad", ctypes.c_int), ("value", ctypes.c_int * 16)]
+
+
+class _LaunchConfig(ctypes.Structure):
+    """CUlaunchConfig."""
+
+    _fields_ = [
+        ("grid", ctypes.c_uint * 3),
+        ("block", ctypes.c_uint * 3),
+        ("shared_nbytes", ctypes.c_uint),
+        ("stream", HANDLE),
+        ("attributes", ctypes.POINTER(_Attribute)),
+        ("n_attributes", ctypes.c_uint),
+    ]
+
+
+PROGRAMMATIC_STREAM_SERIALIZATION = 6
+_EARLY_START = _Attribute(PROGRAMMATIC_STREAM_SERIALIZATION, 0, (ctypes.c_int * 16)(1))
+"""A kernel is launched while its predecessor still runs and waits, in its first instruction,
+until that has finished."""
+
+
 class Function:
     """A loaded kernel. ``launch`` takes addresses and ints in the order of its parameters."""
 
@@ -35,18 +60,10 @@ class Function:
         assert len(arguments) == len(self._types)
         values = [t(a) for t, a in zip(self._types, arguments, strict=True)]
         packed = (HANDLE * len(values))(*(ctypes.addressof(v) for v in values))
-        self._device.call(
-            "cuLaunchKernel",
-            self._handle,
-            *grid,
-            n_lanes,
-            1,
-            1,
-            0,
-            self._device.stream,
-            packed,
-            None,
+        config = _LaunchConfig(
+            (*grid,), (n_lanes, 1, 1), 0, self._device.stream, ctypes.pointer(_EARLY_START), 1
         )
+        self._device.call("cuLaunchKernelEx", ctypes.byref(config), self._handle, packed, None)
 
 
 class Graph:

@@ -15,6 +15,7 @@
 #define threadgroup static
 #define in_threadgroup
 #define INLINE inline
+#define UNROLL_BY(n)
 
 using uint = unsigned int;
 using ushort = unsigned short;
@@ -190,4 +191,23 @@ inline void simd_mma(float (&acc)[4], const uint (&a)[4], const uint (&b)[2]) {
         acc[c] += half_of(upper[4 * g + k], i) * w;
         acc[2 + c] += half_of(lower[4 * g + k], i) * w;
       }
+}
+
+inline void simd_mma(int (&acc)[4], const uint (&a)[2], const uint (&b)[1]) {
+  uint64_t left[32];
+  uint right[32];
+  const uint lane = thread_index_in_simdgroup, g = lane / 4, t = lane % 4;
+  shim::exchange(a[0] | uint64_t(a[1]) << 32, left);
+  shim::exchange(b[0], right);
+  for (uint c = 0; c < 2; ++c)
+    for (uint k = 0; k < 4; ++k) {
+      const int w = int(right[4 * (2 * t + c) + k]);
+      acc[c] = dot4(int(left[4 * g + k] & 0xffffffffu), w, acc[c]);
+      acc[2 + c] = dot4(int(left[4 * g + k] >> 32), w, acc[2 + c]);
+    }
+}
+inline void simd_mma(int (&acc)[4], const uint (&a)[4], const uint (&b)[2]) {
+  const uint a0[2] = {a[0], a[1]}, a1[2] = {a[2], a[3]}, b0[1] = {b[0]}, b1[1] = {b[1]};
+  simd_mma(acc, a0, b0);
+  simd_mma(acc, a1, b1);
 }

@@ -51,7 +51,9 @@ class Body:
             [
                 header("cuda.h"),
                 header("blocks.h"),
+                header("tiles.h"),
                 f'extern "C" __global__ void ggh_{self.name}({signature}) {{',
+                "await_inputs();",
                 self._constants(constants),
                 self.text,
                 "}",
@@ -65,6 +67,7 @@ class Body:
             [
                 header("host.h"),
                 header("blocks.h"),
+                header("tiles.h"),
                 "static void** arguments_of_launch;",
                 f"static void ggh_{self.name}() {{",
                 *unpack,

@@ -1,5 +1,7 @@
 // What the common kernel dialect needs beside MSL itself. Not run: no Metal device was at hand.
 #define INLINE inline
+#define PRAGMA(text) _Pragma(#text)
+#define UNROLL_BY(n) PRAGMA(clang loop unroll_count(n))
 #define in_threadgroup threadgroup
 
 inline float as_float(uint bits) { return as_type<float>(bits); }

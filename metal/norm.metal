@@ -7,26 +7,34 @@
 //: const int K
 //: const int RECORDS
 //: const int HALVES
+//: const int LANES
 //: const float EPS
 const uint row = threadgroup_position_in_grid.x;
-const uint tid = thread_index_in_threadgroup;
 const int lane = int(thread_index_in_simdgroup);
-const int n_simds = int(threads_per_threadgroup.x / 32);
 threadgroup float partial[32];
+constexpr int GROUPS = K / 32;
+constexpr int PER = (GROUPS + LANES / 32 - 1) / (LANES / 32);
 const device float* in = x + (size_t)row * K;
+const int simd = int(simdgroup_index_in_threadgroup);
+float v[PER], w[PER];
 float sum = 0.0f;
-for (int k = int(tid); k < K; k += 32 * n_simds) sum += in[k] * in[k];
+for (int i = 0; i < PER; ++i) {
+  const int g = simd + i * (LANES / 32);
+  v[i] = g < GROUPS ? in[32 * g + lane] : 0.0f;
+  w[i] = g < GROUPS ? weight[32 * g + lane] : 0.0f;
+  sum += v[i] * v[i];
+}
 sum = simd_sum(sum);
-if (lane == 0) partial[simdgroup_index_in_threadgroup] = sum;
+if (lane == 0) partial[simd] = sum;
 threadgroup_barrier(mem_flags::mem_threadgroup);
-float total = 0.0f;
-for (int s = 0; s < n_simds; ++s) total += partial[s];
+const float total = simd_sum(lane < LANES / 32 ? partial[lane] : 0.0f);
 const float scale = rsqrt(total / float(K) + EPS);
-for (int g = int(simdgroup_index_in_threadgroup); g < K / 32; g += n_simds) {
-  const int k = 32 * g + lane;
-  const float v = in[k] * scale * weight[k];
-  const size_t at = (size_t)row * K + k;
-  yf[at] = v;
-  if (HALVES) yh[at] = to_half(v);
-  if (RECORDS) store_record(yq + ((size_t)row * (K / 32) + g) * 12, v, lane);
+for (int i = 0; i < PER; ++i) {
+  const int g = simd + i * (LANES / 32);
+  if (g >= GROUPS) break;
+  const float y = v[i] * scale * w[i];
+  const size_t at = (size_t)row * K + 32 * g + lane;
+  yf[at] = y;
+  if (HALVES) yh[at] = to_half(y);
+  if (RECORDS) store_record(yq + ((size_t)row * GROUPS + g) * 12, y, lane);
 }

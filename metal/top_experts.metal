@@ -35,7 +35,8 @@ for (int rank = 0; rank < K_USED; ++rank) {
       best = p[i];
       at = 32 * i + lane;
     }
-  const float value = simd_max(best);
+  // Probabilities are not negative, so their bits are ordered as they are.
+  const float value = as_type<float>(simd_max(as_type<int>(best)));
   const int winner = -simd_max(best == value ? -at : -E);
   for (int i = 0; i < PER; ++i)
     if (32 * i + lane == winner) p[i] = -1.0f;

@@ -131,6 +131,9 @@ class CudaBackend:
         self.device.synchronize()
         return out
 
+    def undo(self, plan: Plan) -> None:
+        """Nothing to do: cells and rows that were not committed are scratch."""
+
     def _decode(self, which: list[int], offsets: list[int], plan: Plan, out: Floats) -> None:
         rows: list[Row] = [plan.step.rows[i] for i in which]
         address = self._decoder.run(rows, plan.operations, plan.store)

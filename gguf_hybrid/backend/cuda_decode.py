@@ -212,12 +212,14 @@ class Decoder:
         width = max(routed.n, shared.n)
         h = ops.activations("hidden", MAX_ROWS * ranks, width, False)
         sizes = dict(K_USED=k_used, RANKS=ranks, F=routed.n, FS=shared.n, FMAX=width)
+        hidden_rows = 2 if n <= 2 else 4
         gate_up = self._kernels(
             "gate_up", K=c.n_embd, **sizes, TE=routed.type, TS=shared.type,
-            EXPERT_ROWS=routed.stack_rows,
+            EXPERT_ROWS=routed.stack_rows, R=hidden_rows,
         )  # fmt: skip
         gate_up.launch(
-            (n * ranks, width // 32, 1), 256, records, floats, chosen, routed.address, up.address,
+            (n * ranks, width // 32, 1),
+            1024 // hidden_rows, records, floats, chosen, routed.address, up.address,
             shared.address, shared_up.address, h.floats, h.records,
         )  # fmt: skip
         per_simd = 2 if n >= 4 and c.n_embd % 2 == 0 else 1

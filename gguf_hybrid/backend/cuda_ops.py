@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from gguf_hybrid.config import ModelConfig
 from gguf_hybrid.metal.driver import Device
 
+from gguf_hybrid.weights.ggml import GGMLType
+
 from .cuda_kernels import Kernels, Scratch
 from .cuda_store import CudaStore
 from .cuda_weights import Matrix
@@ -14,8 +16,10 @@ RECORD_NBYTES = 48
 """An activation record: 32 int8 codes, their scale and two sums (``metal/blocks.h``)."""
 ROW_TILE = 8
 """Activation rows a matrix-vector kernel takes at a time; buffers hold whole tiles."""
-BUSY_SIMDS = 2048
-"""Simdgroups in flight that keep the memory of a large GPU busy."""
+NORM_LANES = 1024
+MANY_ROWS = 64
+"""From here on a float matrix is shared by more of its own rows instead of more rows of x."""
+FLOAT_TYPES = frozenset({GGMLType.F32, GGMLType.F16, GGMLType.BF16})
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,9 +82,10 @@ class Ops:
             K=y.k,
             RECORDS=records,
             HALVES=bool(y.halves),
+            LANES=NORM_LANES,
             EPS=self.config.rms_eps,
         )
-        run.launch((rows, 1, 1), 512, x, weight, y.floats, y.records, y.halves)
+        run.launch((rows, 1, 1), NORM_LANES, x, weight, y.floats, y.records, y.halves)
 
     def matvec(
         self,
@@ -90,23 +95,23 @@ class Ops:
         residual: int = 0,
     ) -> None:
         """Each product's matrix times the rows of x, one launch; ``residual`` joins the first."""
-        tile = _row_tile(rows)
-        n_tiles = -(-rows // tile)
-        total = sum(m.n for m, _ in products)
-        per_simd = _weight_rows([m.n for m, _ in products], tile, n_tiles)
+        many = rows > MANY_ROWS
+        tiles = 1 if many or rows <= 8 else 2
+        float_rows = 8 if many else 2
         padded = [*products, *[(None, 0)] * (4 - len(products))]
         run = self.kernels(
             "matvec",
             K=x.k,
-            R=per_simd,
-            NB=tile,
+            NT=tiles,
+            FR=float_rows,
             ADD=bool(residual),
             **{f"T{i}": int(m.type) if m else 0 for i, (m, _) in enumerate(padded)},
             **{f"N{i}": m.n if m else 0 for i, (m, _) in enumerate(padded)},
         )
+        groups = sum(-(-m.n // (float_rows if m.type in FLOAT_TYPES else 16)) for m, _ in products)
         run.launch(
-            (-(-total // (4 * per_simd)), n_tiles, 1),
-            128,
+            (groups, -(-rows // (8 * tiles)), 1),
+            256,
             x.records,
             x.floats,
             *(m.address if m else 0 for m, _ in padded),
@@ -171,19 +176,3 @@ class Ops:
             W_SCALE=c.expert_weights_scale or 1.0,
         )
         run.launch((rows, 1, 1), 32, logits, shared, chosen, weights)
-
-
-def _row_tile(rows: int) -> int:
-    tile = 1
-    while tile < min(rows, ROW_TILE):
-        tile *= 2
-    return tile
-
-
-def _weight_rows(ns: Sequence[int], tile: int, n_tiles: int) -> int:
-    """Weight rows of one simdgroup: more share a loaded activation, fewer fill the machine."""
-    for r in (4, 2):
-        fits = all(n % r == 0 for n in ns)
-        if fits and sum(ns) // r * n_tiles >= BUSY_SIMDS and (tile >= r or r == 2):
-            return r
-    return 1

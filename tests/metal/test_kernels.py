@@ -1,0 +1,74 @@
+"""Every kernel body, run lane by lane on the CPU, agrees with NumPy; a small change to it does not."""
+
+import re
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from gguf_hybrid.metal import kernel, shim
+from gguf_hybrid.metal.kernel import FOLDER, Body
+
+from support import kernel_cases as cases
+
+pytestmark = pytest.mark.skipif(shim.compiler() is None, reason="no C++ compiler")
+
+TOLERANCE = 5e-6
+"""float32 sums against float64, relative to the largest value."""
+
+MUTATIONS = {
+    "norm": ("total / float(K)", "total / float(K - 32)"),
+    "matvec": ("parts[s][", "parts[s / 2]["),
+    "embed": ("run & 15", "run & 14"),
+    "delta_step": ("m[i].z *= decay", "m[i].z *= 1.0f"),
+    "convolve": ("i < KC; ++i", "i < KC - 1; ++i"),
+    "delta_scan": ("(v_tile[t][tid / 8] - seen)", "(v_tile[t][tid / 8] + seen)"),
+    "gated_norm": ("silu(z[at])", "sigmoid(z[at])"),
+    "rope_kv": ("tid < HALF ? normed[pair] * cosine -", "tid < HALF ? normed[pair] * cosine +"),
+    "attend_split": ("mass[r] * fade[r] + sum", "mass[r] + sum"),
+    "attend_merge": ("mass += weight *", "mass +="),
+    "top_experts": ("best == value ? -at", "best == value ? -at - 1"),
+    "gate_up": ("silu(simd_sum(g[r][0]))", "simd_sum(g[r][0])"),
+    "down": ("b * (K_USED + 1) + K_USED]", "b * (K_USED + 1)]"),
+    "matmul": ("x_words[at + 8 * 36 + 4]", "x_words[at + 8 * 36]"),
+    "expert_tiles": ("first += count", "first += count - 1"),
+    "swiglu": ("silu(gate[i]) * up[i]", "silu(up[i]) * gate[i]"),
+    "combine": ("rank < K_USED; ++rank", "rank < K_USED - 1; ++rank"),
+    "repack": ("i * (CODES + 1)", "i * CODES"),
+}
+
+NAMES = sorted(path.stem for path in FOLDER.glob("*.metal"))
+
+
+def case(name: str) -> Callable[[Body], float]:
+    found: Callable[[Body], float] = getattr(cases, name)
+    return found
+
+
+def test_every_body_has_a_case_and_a_mutation() -> None:
+    assert NAMES == sorted(MUTATIONS)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_body_agrees_with_its_reference(name: str) -> None:
+    assert case(name)(kernel.body(name)) < TOLERANCE
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_mutated_body_does_not(name: str) -> None:
+    body, (old, new) = kernel.body(name), MUTATIONS[name]
+    assert old in body.text
+    mutant = replace(body, text=body.text.replace(old, new))
+    assert case(name)(mutant) > 100 * TOLERANCE
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_body_knows_no_target(name: str) -> None:
+    code = re.sub(r"//.*", "", kernel.body(name).text)
+    assert not re.search(r"\b(__\w+|shim|std::\w+|asm|__shared__)\b|#\s*if", code)
+
+
+def test_a_lane_that_skips_a_barrier_is_found() -> None:
+    text = "if (thread_index_in_threadgroup > 0) threadgroup_barrier(mem_flags::mem_threadgroup);"
+    with pytest.raises(shim.Deadlock):
+        shim.run(Body("skip", text), {}, [], (1, 1, 1), 32)

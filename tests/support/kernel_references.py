@@ -1,0 +1,93 @@
+"""NumPy statements of the kernels, and data in the kernels' layouts. float64 unless a layout says so."""
+
+import numpy as np
+import numpy.typing as npt
+
+from gguf_hybrid.metal import kernel, shim
+from gguf_hybrid.weights.ggml import GGMLType
+from gguf_hybrid.weights.quants import dequantize
+from .blocks import random_blocks
+
+Floats = npt.NDArray[np.float32]
+Doubles = npt.NDArray[np.float64]
+Bytes = npt.NDArray[np.uint8]
+
+EPS = 1e-6
+REPACKED = {GGMLType.Q4_0: 144, GGMLType.Q8_0: 272, GGMLType.Q6_K: 224}
+FLOAT_TYPES = (GGMLType.F32, GGMLType.F16, GGMLType.BF16)
+
+
+def weight(rng: np.random.Generator, ggml_type: GGMLType, n: int, k: int) -> tuple[Bytes, Doubles]:
+    """A random matrix as the kernels read it, and its values [n, k]."""
+    if ggml_type is GGMLType.F32:
+        values = rng.normal(size=(n, k)).astype(np.float32)
+        return values.view(np.uint8).ravel(), values.astype(np.float64)
+    raw = random_blocks(ggml_type, n, k, rng).ravel()
+    values = dequantize(raw, ggml_type, (n, k)).astype(np.float64)
+    return packed(raw, ggml_type, n * k // 256), values
+
+
+def packed(raw: Bytes, ggml_type: GGMLType, n: int) -> Bytes:
+    """The bytes of ``n`` superblocks in the layout of ``blocks.h``."""
+    if ggml_type not in REPACKED:
+        return raw
+    out = np.zeros(n * REPACKED[ggml_type], np.uint8)
+    body = kernel.body("repack")
+    shim.run(body, {"T0": int(ggml_type)}, [raw, out, n], (-(-n // 2), 1, 1), 64)
+    return out
+
+
+def records(x: Floats) -> tuple[npt.NDArray[np.uint32], Doubles]:
+    """Activation records of x [rows, k], and the values they stand for."""
+    rows, k = x.shape
+    groups = x.reshape(rows, k // 32, 32)
+    d = np.abs(groups).max(-1).astype(np.float32) / np.float32(127)
+    codes = np.rint(groups / np.where(d > 0, d, 1)[..., None]).astype(np.int8)
+    packed = np.zeros((rows, k // 32, 12), np.float32)
+    packed[..., :8] = codes.view(np.float32)
+    packed[..., 8] = d
+    for half in range(2):
+        sums = codes[..., 16 * half : 16 * half + 16].sum(-1, dtype=np.int32)
+        packed[..., 9 + half] = d * sums
+    values = codes * d[..., None].astype(np.float64)
+    return packed.view(np.uint32), values.reshape(rows, k)
+
+
+def recorded(packed: npt.NDArray[np.uint32]) -> Doubles:
+    """The values of activation records [rows, k / 32, 12]: [rows, k]."""
+    numbers = packed.view(np.float32)
+    codes = np.ascontiguousarray(numbers[..., :8]).view(np.int8)
+    return (codes * numbers[..., 8:9].astype(np.float64)).reshape(len(packed), -1)
+
+
+def rms(x: npt.NDArray[np.floating]) -> Doubles:
+    x = x.astype(np.float64)
+    return x / np.sqrt((x * x).mean(-1, keepdims=True) + EPS)
+
+
+def silu(x: npt.NDArray[np.floating]) -> Doubles:
+    return x * sigmoid(x)
+
+
+def sigmoid(x: npt.NDArray[np.floating]) -> Doubles:
+    return 0.5 + 0.5 * np.tanh(0.5 * x.astype(np.float64))
+
+
+def error(got: npt.NDArray[np.floating], wanted: npt.NDArray[np.floating]) -> float:
+    """Largest difference over the largest value; infinite where ``got`` has a NaN."""
+    if np.isnan(got).any():
+        return float("inf")
+    return float(np.abs(got - wanted).max() / max(np.abs(wanted).max(), 1e-30))
+
+
+def delta_rule(
+    q: Doubles, k: Doubles, v: Doubles, decay: Doubles, rate: Doubles, state: Doubles
+) -> tuple[Doubles, list[Doubles]]:
+    """One V head over n tokens. q, k, v [n, d], state [d, d]: o [n, d], and the state after each."""
+    outputs, states = [], []
+    for t in range(len(q)):
+        state = state * decay[t]
+        state = state + np.outer(rate[t] * (v[t] - state @ k[t]), k[t])
+        outputs.append(state @ q[t] / np.sqrt(q.shape[1]))
+        states.append(state)
+    return np.array(outputs), states
