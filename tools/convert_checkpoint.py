@@ -145,6 +145,9 @@ def _weight_map(path: Path) -> dict[str, str] | None:
     weight_map = read_json(index).get("weight_map")
     if not isinstance(weight_map, dict):
         raise GGUFError(f"{index}: has no weight_map")
+    for name, shard in weight_map.items():
+        if not isinstance(shard, str) or Path(shard).name != shard:
+            raise GGUFError(f"{index}: tensor {name} is in {shard!r}, which is no file name")
     return weight_map
 
 
@@ -181,8 +184,10 @@ def _read_header(shard: Path) -> dict[str, SourceTensor]:
         raw = file.read(length)
     try:
         header = json.loads(raw)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise GGUFError(f"{shard}: the safetensors header is not JSON: {error}") from None
+    if not isinstance(header, dict):
+        raise GGUFError(f"{shard}: the safetensors header is not a JSON object")
     header.pop("__metadata__", None)
     return {name: _entry(shard, name, header[name], 8 + length, size) for name in sorted(header)}
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from gguf_hybrid.errors import ConfigError
+from gguf_hybrid.errors import ConfigError, GGUFError
 from gguf_hybrid.text.vocabulary import PRE_TOKENIZERS, TokenType
 from gguf_hybrid.weights.metadata import Field, ValueType
 
@@ -39,8 +39,21 @@ def vocab_fields(path: Path, model_config: Mapping[str, Any]) -> dict[str, Field
 
     Keys are in llama.cpp's order.
 
-    Raises ConfigError if the tokenizer is not one of this model family.
+    Raises ConfigError if the tokenizer is not one of this model family, GGUFError if one of its
+    files holds a value where another kind is expected.
     """
+    try:
+        return _vocab_fields(path, model_config)
+    except (AttributeError, LookupError, OverflowError, TypeError, ValueError) as error:
+        names = "tokenizer.json or tokenizer_config.json"
+        raise GGUFError(f"{path}: {names} is malformed: {_first_line(error)}") from error
+
+
+def _first_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}".splitlines()[0]
+
+
+def _vocab_fields(path: Path, model_config: Mapping[str, Any]) -> dict[str, Field]:
     tokenizer = read_json(path / "tokenizer.json")
     config_path = path / "tokenizer_config.json"
     config = read_json(config_path) if config_path.is_file() else {}
