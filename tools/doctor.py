@@ -35,6 +35,8 @@ from .doctor_report import Budget, Finding, Report, judged
 
 VALUES_SHARE = 0.4
 """Part of the time after which no further tensor is read in full."""
+LAWS_SHARE = 0.35
+"""Part of the time the laws may take on the whole model."""
 LAWS_TOKENS, LAWS_PASSES = 1500, 150
 """About what the laws and the code words take of a model."""
 N_PROBLEMS_SHOWN = 3
@@ -47,7 +49,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         report = examine(RuntimeConfig(model=args.file), 60 * args.minutes)
     except GgufHybridError as error:
-        print(json.dumps({"ok": False, "error": str(error)}) if args.json else f"error: {error}")
+        if args.json:
+            print(json.dumps({"ok": False, "error": str(error)}))
+        else:
+            print(f"error: {error}", file=sys.stderr)
         return 1
     finally:
         logging.disable(logging.NOTSET)
@@ -70,7 +75,7 @@ def _parser() -> argparse.ArgumentParser:
 def _minutes(text: str) -> float:
     value = float(text)
     if not 0 < value < float("inf"):
-        raise ValueError(text)
+        raise argparse.ArgumentTypeError("not a number of minutes above 0")
     return value
 
 
@@ -130,7 +135,7 @@ def _model_findings(
     """The laws, on the whole model if there is time for that, else on its first blocks."""
     note = "whole model"
     expected = LAWS_TOKENS / speeds["prompt_per_second"] + LAWS_PASSES / speeds["one_per_second"]
-    if expected > budget.left:
+    if expected > min(budget.left, LAWS_SHARE * budget.total):
         excerpt = first_blocks(opened.config, opened.tensors.trunk)
         model, note = _model_of(excerpt, config), excerpt.note
     yield from Laws(model, note).findings()

@@ -9,6 +9,7 @@ from gguf_hybrid.engine.engine import Engine
 from gguf_hybrid.engine.limits import share_context
 from gguf_hybrid.engine.options import EngineOptions
 from gguf_hybrid.engine.request import Done, Event, Failed, Request
+from gguf_hybrid.errors import RequestError
 from gguf_hybrid.memory.sequence_file import SequenceFormat
 from gguf_hybrid.model.qwen35 import Qwen35
 from gguf_hybrid.sampling.chain import Sampler
@@ -40,8 +41,11 @@ class CodeWords:
         )
 
     def finding(self, note: str) -> Finding:
-        alone = [self._answers([word])[0] for word in WORDS]
-        together = self._answers(WORDS)
+        try:
+            alone = [self._answers([word])[0] for word in WORDS]
+            together = self._answers(WORDS)
+        except RequestError as error:
+            return judged("code words stay apart", False, f"{note}: {error}")
         changed = [w for w, a, b in zip(WORDS, alone, together, strict=True) if a != b]
         answers = dict(zip(WORDS, together, strict=True))
         leaked = [word for word in changed if _names_another(answers[word], word)]

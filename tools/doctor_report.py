@@ -47,7 +47,7 @@ class Budget:
     """Seconds that the checks may take; they sample when their share of it is used up."""
 
     def __init__(self, seconds: float) -> None:
-        self._total = seconds
+        self.total = seconds
         self._began = time.monotonic()
 
     @property
@@ -56,8 +56,8 @@ class Budget:
 
     @property
     def left(self) -> float:
-        return self._total - self.used
+        return self.total - self.used
 
     def is_past(self, share: float) -> bool:
         """Whether more than ``share`` (0 to 1) of the whole time is gone."""
-        return self.used > share * self._total
+        return self.used > share * self.total
