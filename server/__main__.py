@@ -27,13 +27,14 @@ def main(argv: Sequence[str] | None = None, *, demo_without_model: bool = False)
         arguments = parse(words, demo_without_model=demo_without_model)
         if arguments.server.source.hf_repo is None and not arguments.action:
             find_model(arguments.server.source)  # a wrong path should end the program at once
+        if not arguments.action:
+            logs.set_up(arguments.server.log)
     except ConfigError as error:
         print(error, file=sys.stderr)
         return 1
     if arguments.action:
         print(_printed(arguments.action))
         return 0
-    logs.set_up(arguments.server.log)
     for warning in arguments.warnings:
         log.warning("%s", warning)
     if arguments.server.source.demo:

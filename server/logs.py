@@ -9,6 +9,8 @@ import time
 from aiohttp import web
 from aiohttp.http import HttpProcessingError
 
+from gguf_hybrid.errors import ConfigError
+
 from .config import LogConfig
 from .log_writer import LineWriter
 
@@ -62,7 +64,7 @@ def note_client_faults(record: logging.LogRecord) -> bool:
 
 
 def set_up(config: LogConfig) -> None:
-    """Route the package's log. Nothing else logs below warnings."""
+    """Route the package's log; nothing else logs below warnings. ConfigError for ``--log-file``."""
     root = logging.getLogger()
     root.handlers.clear()
     if config.disabled:
@@ -70,8 +72,7 @@ def set_up(config: LogConfig) -> None:
         return
     handlers = [LineWriter((sys.stdout if config.jsonl else sys.stderr).fileno())]
     if config.file is not None:
-        appending = os.O_WRONLY | os.O_CREAT | os.O_APPEND
-        handlers.append(LineWriter(os.open(config.file, appending, 0o666)))
+        handlers.append(LineWriter(_opened(config.file)))
     formatter = JsonFormatter() if config.jsonl else LineFormatter(config)
     for handler in handlers:
         handler.setFormatter(formatter)
@@ -79,6 +80,13 @@ def set_up(config: LogConfig) -> None:
     root.setLevel(logging.WARNING)
     logging.getLogger("aiohttp.server").filters[:] = [note_client_faults]
     logging.getLogger("gguf_hybrid").setLevel(level_of(config.verbosity))
+
+
+def _opened(path: str) -> int:
+    try:
+        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+    except OSError as error:
+        raise ConfigError(f"error: --log-file {path}: {error.strerror or error}") from error
 
 
 def level_of(verbosity: int) -> int:

@@ -89,3 +89,15 @@ def test_a_signal_ends_it_in_the_middle(
         server.process.send_signal(number)
         assert server.process.wait(LIMIT_SECONDS) == 0
         connection.close()
+
+
+def test_a_log_file_that_cannot_be_written_is_one_line() -> None:
+    result = subprocess.run(
+        [str(EXECUTABLE), "--demo", "--log-file", "/nonexistent/log"],
+        env=clean_environment(),
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
+    assert result.returncode == 1 and result.stdout == ""
+    assert result.stderr == "error: --log-file /nonexistent/log: No such file or directory\n"
