@@ -10,8 +10,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from gguf_hybrid.sampling.params import NUMBER_FIELDS
 from gguf_hybrid.server.schema import COUNT_FIELDS, SAMPLING_SWITCHES, SWITCHES
+
+from gguf_hybrid.sampling.params import NUMBER_FIELDS
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from server.server_process import ServerProcess
+from server.server_process import ServerProcess  # noqa: TID251 (tests/server)
 
 from .requests_wire import Message, exchange
 
