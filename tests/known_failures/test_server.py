@@ -112,6 +112,13 @@ def test_an_answer_does_not_depend_on_those_beside_it(server: ServerProcess) -> 
     assert beside == alone and all(each.result()[0] == 200 for each in wild)
 
 
+def test_slots_show_no_texts(server: ServerProcess) -> None:
+    """Report 54: neither prompt nor answer."""
+    answer = complete(server, "The code word is violet.", n_predict=20)[1]["content"]
+    shown = json.dumps(call(server, "GET", "/slots")[1])
+    assert "violet" not in shown and json.dumps(answer)[1:-1] not in shown
+
+
 def test_a_refused_request_leaves_the_server_as_it_was(server: ServerProcess) -> None:
     """Report 55: a grammar that fails, then a normal request."""
     before = complete(server)[1]["content"]
