@@ -200,7 +200,8 @@ def _numbers(table: tuple[NumberField, ...], given: Mapping[str, object]) -> dic
 
 
 def _checked(entry: NumberField, value: int | float, spelled: str) -> float:
-    if isinstance(value, int) and abs(value) >= 2**63:
+    is_whole = isinstance(value, int) or entry.kind is int
+    if is_whole and abs(value) >= 2**63 and value not in (math.inf, -math.inf):
         raise _field_error(spelled, "Value does not fit into 64 bits")
     return entry.checked(value, spelled)
 

@@ -136,11 +136,14 @@ class Sequences(RuleBasedStateMachine):
         engine.when_idle(slot, lambda: self.files.append(pack(engine.save_slot(slot), LAYOUT)))
 
     @precondition(lambda self: self.files)
-    @rule(slot=st.integers(0, 3), pick=st.integers(0, 100))
-    def restore(self, slot: int, pick: int) -> None:
+    @rule(slot=st.integers(0, 3), pick=st.integers(0, 100), goes_on=st.booleans())
+    def restore(self, slot: int, pick: int, goes_on: bool) -> None:
+        """Often with a request right behind it that goes on from the file."""
         saved = unpack(self.files[pick % len(self.files)], LAYOUT)
         engine = self.h.engine
         engine.when_idle(slot, lambda: engine.load_slot(slot, saved))
+        if goes_on and saved.tokens:
+            self.submit([request((*saved.tokens, *prompt(5, 2)), 3, id_slot=slot)])
 
     @rule(slot=st.integers(0, 3))
     def erase(self, slot: int) -> None:
