@@ -1,8 +1,9 @@
 """A Jinja environment for chat templates, which come with model files and are not trusted.
 
 Jinja's sandbox keeps templates away from Python's internals, but not from endless loops or huge
-strings. Here every loop round and macro call is charged to a budget of time and characters: the
-parsed template is rewritten so that each of them begins with a call that charges it.
+values. Here every loop round and macro call is charged to a budget of time and characters: the
+parsed template is rewritten so that each of them begins with a call that charges it. Lists and
+dicts, and what goes into a filter, are weighed (``sandbox_sizes``).
 """
 
 import json
@@ -19,10 +20,21 @@ from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.visitor import NodeTransformer
 
+from .sandbox_sizes import (
+    DROPPED_FILTERS,
+    DROPPED_GLOBALS,
+    MAX_CHARS,
+    MAX_INDENT,
+    SIZED_FILTERS,
+    Scales,
+    check_format,
+    check_method,
+    check_operation,
+    check_size,
+)
+
 MAX_TEMPLATE_CHARS = 1 << 20
-MAX_OUTPUT_CHARS = 1 << 24
 MAX_SECONDS = 2.0
-_MAX_EXPONENT = 64
 
 # What evaluating a template can raise besides TemplateError: it runs ordinary Python operators.
 RENDER_ERRORS = (
@@ -30,13 +42,18 @@ RENDER_ERRORS = (
     ArithmeticError,
     AttributeError,
     LookupError,
+    MemoryError,
     RecursionError,
     TypeError,
     ValueError,
 )
+# What compiling one can raise: Python's own limits on nesting, too.
+COMPILE_ERRORS = (TemplateError, MemoryError, RecursionError, SyntaxError, ValueError)
 _BUDGET = "__budget"
 _CHARGE = "__charge"
 _JOIN = "__join"
+_WEIGH = "__weigh"
+_RESERVED = "__"
 
 
 class Budget:
@@ -46,11 +63,17 @@ class Budget:
         self._max_seconds = max_seconds
         self._deadline = time.monotonic() + max_seconds
         self._n_chars = 0
+        self.scales = Scales()
+
+    def weigh(self, value: Any) -> Any:
+        """``value``, unless it is too large."""
+        check_size(self.scales.weigh(value))
+        return value
 
     def charge(self, n_chars: int) -> None:
         self._n_chars += n_chars
-        if self._n_chars > MAX_OUTPUT_CHARS:
-            raise SecurityError(f"the template writes more than {MAX_OUTPUT_CHARS} characters")
+        if self._n_chars > MAX_CHARS:
+            raise SecurityError(f"the template writes more than {MAX_CHARS} characters")
         if time.monotonic() > self._deadline:
             raise SecurityError(f"the template runs for more than {self._max_seconds:g} seconds")
 
@@ -58,7 +81,7 @@ class Budget:
 class TemplateSandbox(ImmutableSandboxedEnvironment):
     """Jinja as Hugging Face and llama.cpp set it up, with budgets."""
 
-    intercepted_binops = frozenset({"+", "*", "**"})
+    intercepted_binops = frozenset({"+", "*", "**", "%"})
 
     def __init__(self) -> None:
         super().__init__(
@@ -67,8 +90,9 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
             extensions=["jinja2.ext.loopcontrols", _GenerationTag],
             finalize=_charge_output,
         )
-        self.filters["tojson"] = _tojson
-        self.globals.pop("lipsum")
+        self.filters = {k: f for k, f in self.filters.items() if k not in DROPPED_FILTERS}
+        self.filters |= SIZED_FILTERS | {"tojson": _tojson}
+        self.globals = {k: g for k, g in self.globals.items() if k not in DROPPED_GLOBALS}
         self.globals |= {
             "raise_exception": _raise_exception,
             "strftime_now": _strftime_now,
@@ -76,19 +100,30 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         }
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        if operator == "**" and (not isinstance(right, int) or right > _MAX_EXPONENT):
-            raise SecurityError(f"an exponent above {_MAX_EXPONENT}")
-        if operator == "*" and (hasattr(left, "__len__") or hasattr(right, "__len__")):
-            length, times = (left, right) if hasattr(left, "__len__") else (right, left)
-            _check_size(len(length) * times)
+        check_operation(operator, left, right, _scales(context))
         if operator == "+" and isinstance(left, str) and isinstance(right, str | Undefined):
             return _join(left, right)  # llama.cpp adds an undefined value as nothing
         return super().call_binop(context, operator, left, right)
 
     def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:
-        if isinstance(getattr(__obj, "__self__", None), str):  # 'x'.ljust(10**9)
-            _check_size(max((n for n in args if isinstance(n, int)), default=0))
-        return super().call(__context, __obj, *args, **kwargs)
+        scales = _scales(__context)
+        if isinstance(getattr(__obj, "__self__", None), str | bytes):
+            check_method(__obj, (*args, *kwargs.values()), scales)
+        result = super().call(__context, __obj, *args, **kwargs)
+        check_size(scales.weigh(result))
+        return result
+
+    def wrap_str_format(self, value: Any) -> Any:
+        """Jinja's stand-in for ``str.format``, behind a check."""
+        wrapped = super().wrap_str_format(value)
+        if wrapped is None:
+            return None
+
+        def checked(*args: Any, **kwargs: Any) -> Any:
+            check_format(value.__self__, (*args, *kwargs.values()), Scales())
+            return wrapped(*args, **kwargs)
+
+        return checked
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
         if len(source) > MAX_TEMPLATE_CHARS:
@@ -112,17 +147,44 @@ def render_within_budget(
 ) -> str:
     """Render a template of a TemplateSandbox; raises one of RENDER_ERRORS."""
     budget = Budget(max_seconds)
-    return template.render({**variables, _BUDGET: budget, _CHARGE: budget.charge})
+    return template.render(
+        {**variables, _BUDGET: budget, _CHARGE: budget.charge, _WEIGH: budget.weigh}
+    )
 
 
 class _Metering(NodeTransformer):
-    """Charges loop rounds and macro calls, and sends ``~`` through a size check."""
+    """Charges loop rounds and macro calls, sends ``~`` through a size check, weighs containers and
+    what goes into filters, and keeps the names of all this to itself."""
+
+    def visit_Name(self, node: nodes.Name) -> nodes.Name:
+        _refuse_reserved(node.name)
+        return node
+
+    def visit_List(self, node: nodes.List) -> nodes.Expr:
+        return self._weighed(node)
+
+    def visit_Tuple(self, node: nodes.Tuple) -> nodes.Node:
+        return self._weighed(node) if node.ctx == "load" else self.generic_visit(node)
+
+    def visit_Dict(self, node: nodes.Dict) -> nodes.Expr:
+        return self._weighed(node)
+
+    def visit_Filter(self, node: nodes.Filter) -> nodes.Filter:
+        self.generic_visit(node)
+        if node.node is not None:  # None in a filter block
+            node.node = _call(_WEIGH, [node.node], node.lineno)
+        return node
+
+    def _weighed(self, node: nodes.Expr) -> nodes.Expr:
+        self.generic_visit(node)
+        return _call(_WEIGH, [node], node.lineno)
 
     def visit_For(self, node: nodes.For) -> nodes.For:
         self._charge(node)
         return node
 
     def visit_Macro(self, node: nodes.Macro) -> nodes.Macro:
+        _refuse_reserved(node.name)
         self._charge(node)
         return node
 
@@ -137,6 +199,11 @@ class _Metering(NodeTransformer):
         node.body.insert(0, nodes.ExprStmt(charge, lineno=node.lineno))
 
 
+def _refuse_reserved(name: str) -> None:
+    if name.startswith(_RESERVED):
+        raise SecurityError(f"the name {name} is reserved")
+
+
 def _call(function: str, arguments: list[nodes.Expr], lineno: int) -> nodes.Call:
     name = nodes.Name(function, "load", lineno=lineno)
     return nodes.Call(name, arguments, [], None, None, lineno=lineno)
@@ -146,19 +213,22 @@ def _call(function: str, arguments: list[nodes.Expr], lineno: int) -> nodes.Call
 def _charge_output(context: Context, value: Any) -> Any:
     budget = context.get(_BUDGET)
     if budget is not None:  # None while the compiler folds constants
-        value = str(value)
+        value = str(budget.weigh(value))
         budget.charge(len(value))
     return value
 
 
-def _check_size(n: int) -> None:
-    if n > MAX_OUTPUT_CHARS:
-        raise SecurityError(f"a value of {n} elements")
+def _scales(context: Context) -> Scales:
+    """Those of the rendering; others while the compiler folds constants."""
+    budget = context.get(_BUDGET)
+    return Scales() if budget is None else budget.scales
 
 
 def _join(*values: Any) -> str:
+    scales = Scales()
+    check_size(sum(map(scales.weigh, values)))
     texts = [str(value) for value in values]
-    _check_size(sum(map(len, texts)))
+    check_size(sum(map(len, texts)))
     return "".join(texts)
 
 
@@ -170,6 +240,8 @@ def _tojson(
     sort_keys: bool = False,
 ) -> str:
     """Plain JSON as Hugging Face writes it; Jinja's own filter escapes for HTML."""
+    if indent is not None and indent > MAX_INDENT:
+        raise SecurityError(f"an indentation of {indent}")
     return json.dumps(
         value,
         ensure_ascii=ensure_ascii,

@@ -4,18 +4,23 @@ Besides the prompt the caller learns what the prompt already holds of the reply 
 ``<think>``, an assistant text to be continued): the parser of the reply has to read that first.
 """
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
 from typing import Any, Literal
 
-from jinja2 import TemplateError
-
 from gguf_hybrid.errors import ConfigError, RequestError
 
 from .messages import Message, join_parts
-from .sandbox import RENDER_ERRORS, TemplateSandbox, render_within_budget
+from .sandbox import (
+    COMPILE_ERRORS,
+    MAX_SECONDS,
+    RENDER_ERRORS,
+    TemplateSandbox,
+    render_within_budget,
+)
 from .tags import END_THINK, END_TOOL_CALL, THINK, TOOL_CALL
 from .template_caps import PRESERVE_REASONING, TemplateCaps, find_caps
 
@@ -93,7 +98,7 @@ class ChatTemplate:
         self._strip_eos = eos_token if add_eos else ""
         try:
             self._template = TemplateSandbox().from_string(self.source)
-        except TemplateError as error:
+        except COMPILE_ERRORS as error:
             line = getattr(error, "lineno", None)
             where = f" (line {line})" if line else ""
             raise ConfigError(f"chat template: {error}{where}") from error
@@ -121,8 +126,14 @@ class ChatTemplate:
 
     @cached_property
     def caps(self) -> TemplateCaps:
-        """What the template can express, found by rendering probes."""
-        return find_caps(self._render_raw, self.source)
+        """What the template can express, found by rendering probes within one budget of time."""
+        deadline = time.monotonic() + MAX_SECONDS
+
+        def render(variables: Mapping[str, Any]) -> str:
+            left = deadline - time.monotonic()
+            return render_within_budget(self._template, self._fixed | dict(variables), left)
+
+        return find_caps(render, self.source)
 
     def render(
         self,
