@@ -27,9 +27,11 @@ from gguf_hybrid.cpu import library
 from gguf_hybrid.engine.engine import Engine
 from gguf_hybrid.engine.limits import Limits, share_context
 from gguf_hybrid.engine.options import MIB, EngineOptions
+from gguf_hybrid.engine.pooling import Pooling
 from gguf_hybrid.engine.worker import LoadStopped, Worker
 from gguf_hybrid.errors import ConfigError
 from gguf_hybrid.fit import Demand, check_fits, demand_of, fitting_context, mlx_nbytes
+from gguf_hybrid.keys import Keys
 from gguf_hybrid.memory.sequence_file import SequenceFormat
 from gguf_hybrid.model.qwen35 import Qwen35
 from gguf_hybrid.runtime_config import RopeConfig, RuntimeConfig
@@ -43,6 +45,9 @@ from gguf_hybrid.weights.layout import ModelTensors, check_tensors
 from gguf_hybrid.weights.reader import GGUFFile, TensorInfo, open_gguf
 
 log = logging.getLogger(__name__)
+
+FILE_POOLING = tuple(Pooling)
+"""By the ``pooling_type`` of a GGUF: llama.cpp numbers them in this order."""
 
 N_RS_SEQ = 1
 """Tokens a sequence can be rolled back; one row more than that per sequence."""
@@ -106,6 +111,7 @@ class Runtime:
         self.info = opened.info
         self.jinja = config.jinja
         self.speculative_types = "none"
+        self.pooling = _pooling(config, opened.metadata, opened.info.path)
         self.tokenizer = Tokenizer.from_metadata(opened.metadata)
         self.template = _template(self.tokenizer, config, opened.metadata)
         self.sampling_vocab = SamplingVocab(
@@ -253,6 +259,16 @@ def _kv_type(config: RuntimeConfig) -> str:
     if config.cache_type_k != config.cache_type_v:
         raise ConfigError("-ctk and -ctv must be the same type (f16 or f32)")
     return config.cache_type_k
+
+
+def _pooling(config: RuntimeConfig, metadata: Mapping[str, Any], source: str) -> Pooling | None:
+    """How embeddings are made; None when they are not asked for."""
+    if not config.embeddings:
+        return None
+    if config.pooling is not None:
+        return Pooling(config.pooling)
+    keys = Keys(metadata, metadata["general.architecture"], source)
+    return FILE_POOLING[keys.count("pooling_type", 0, low=0, high=len(FILE_POOLING) - 1)]
 
 
 def _template(

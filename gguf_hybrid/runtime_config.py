@@ -61,6 +61,8 @@ class RuntimeConfig:
     fit_target_mib         memory left free when fitting
     cache_ram_mib          prompt cache, -1 = no limit, 0 = off
     ctx_checkpoints        checkpoints per slot, 0 = off
+    embeddings             hidden states are given out
+    pooling                "none", "mean", "cls" or "last"; None: as the file says, else "none"
     chat_template          template text that replaces the file's own
     slots_debug            ``/slots`` shows texts
     sleep_idle_seconds     unload the model after so long without work, negative = never
@@ -93,6 +95,8 @@ class RuntimeConfig:
     rope: RopeConfig = field(default_factory=RopeConfig)
     speculative: SpeculativeConfig = field(default_factory=SpeculativeConfig)
     override_kv: Mapping[str, OverrideValue] = field(default_factory=dict)
+    embeddings: bool = False
+    pooling: str | None = None
     chat_template: str | None = None
     jinja: bool = True
     slots_debug: bool = False

@@ -27,10 +27,6 @@ async def no_ranking(request: web.Request) -> web.StreamResponse:
     raise unsupported("reranking", "--reranking")
 
 
-async def no_embeddings(request: web.Request) -> web.StreamResponse:
-    raise unsupported("embeddings", "--embeddings")
-
-
 async def no_stream(request: web.Request) -> web.StreamResponse:
     """Resumable streams are not kept: none is ever found."""
     _conversation(request)
@@ -69,7 +65,6 @@ ROUTES: tuple[Route, ...] = (
     post(no_decisions, "/v1/systemone"),
     post(no_audio, "/audio/transcriptions", "/v1/audio/transcriptions"),
     post(no_ranking, "/rerank", "/reranking", "/v1/rerank", "/v1/reranking"),
-    post(no_embeddings, "/embedding", "/embeddings", "/v1/embeddings"),
     get(no_stream, "/v1/stream"),
     delete(end_stream, "/v1/stream"),
     post(find_streams, "/v1/streams/lookup"),

@@ -15,6 +15,7 @@ from gguf_hybrid.errors import RequestError
 from . import (
     absent,
     anthropic,
+    embeddings,
     gcp,
     infill,
     info,
@@ -47,6 +48,7 @@ def all_routes() -> tuple[Route, ...]:
         *responses.ROUTES,
         *anthropic.ROUTES,
         *infill.ROUTES,
+        *embeddings.ROUTES,
         *slot_actions.ROUTES,
         *absent.ROUTES,
     )

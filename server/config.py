@@ -109,6 +109,7 @@ class ServerConfig:
     slots: bool = True
     props: bool = False
     slot_save_path: str | None = None
+    embd_normalize: int = 2
     aliases: tuple[str, ...] = ()
     tags: tuple[str, ...] = ()
     special: bool = False

@@ -18,6 +18,7 @@ from aiohttp import web
 
 from gguf_hybrid.config import ModelConfig
 from gguf_hybrid.engine.limits import Limits
+from gguf_hybrid.engine.pooling import Pooling
 from gguf_hybrid.engine.slot_files import SlotFiles
 from gguf_hybrid.engine.worker import Worker
 from gguf_hybrid.memory.sequence_file import SequenceFormat
@@ -63,6 +64,8 @@ class Runtime(Protocol):
     metadata: Mapping[str, Any]
     speculative_types: str
     """As echoed: "none", or "none,draft-mtp"."""
+    pooling: Pooling | None
+    """What embeddings are made of; None without ``--embeddings``."""
 
     def sequence_format(self) -> SequenceFormat: ...
 

@@ -97,6 +97,13 @@ def choice(flag: str, *allowed: str) -> Reader:
     return read
 
 
+def pooling(value: str) -> str:
+    """A pooling type; ranking is one in llama.cpp."""
+    if value == "rank":
+        raise ValueError("not supported: a generative model has no ranking head")
+    return str(choice("--pooling", "none", "mean", "cls", "last")(value))
+
+
 def on_off_auto(flag: str) -> Reader:
     """``on``, ``off`` or ``auto``, in any of the words for them."""
 

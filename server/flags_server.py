@@ -10,6 +10,7 @@ from .flag_values import (
     json_object,
     key_file,
     on_off_auto,
+    pooling,
     text,
 )
 from .flags import Flag, ignored, refused, switch, value
@@ -146,14 +147,22 @@ SERVER_FLAGS: tuple[Flag, ...] = (
         "UI_CONFIG_FILE",
     ),
     value("--path", "server.static_path", directory, "DIR", "static files", "STATIC_PATH"),
-    refused(
-        "--embedding --embeddings",
-        "",
-        "hidden states are not given out, so there are no embeddings",
-        "EMBEDDINGS",
+    switch("--embedding --embeddings", "runtime.embeddings", "serve embeddings", "EMBEDDINGS"),
+    value(
+        "--pooling",
+        "runtime.pooling",
+        pooling,
+        "TYPE",
+        "none, mean, cls or last (default: the file's, else none)",
+        "POOLING",
     ),
-    ignored("--pooling", "TYPE", "POOLING", note="there are no embeddings"),
-    ignored("--embd-normalize", "N", note="there are no embeddings"),
+    value(
+        "--embd-normalize",
+        "server.embd_normalize",
+        integer,
+        "N",
+        "-1 none, 0 largest element, 1 taxicab, 2 euclidean, >2 p-norm (default 2)",
+    ),
     switch("--log-disable", "log.disabled", "log nothing"),
     value("--log-file", "log.file", text, "FILE", "log to this file as well", "LOG_FILE"),
     switch(

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Sequence
 from types import TracebackType
 from typing import Protocol, Self
 
-from gguf_hybrid.engine.request import Done, Event, Failed, Request, Timings
+from gguf_hybrid.engine.request import Done, Embedded, Event, Failed, Request, Timings
 
 from .request_log import log_done
 
@@ -92,6 +92,8 @@ class Generation:
             case Done():
                 self._running -= 1
                 log_done(event)
+            case Embedded():
+                self._running -= 1
         return self._index[event.id], event
 
     def _finish_empty(self, requests: Sequence[Request]) -> None:

@@ -76,6 +76,11 @@ class Backend(Protocol):
         """Evaluate the step. float32 [n_logits, n_vocab] on the host, rows of ``logit_index``."""
         ...
 
+    def hidden(self, head: Any, x: Any, plan: Any) -> Floats:
+        """Evaluate the step for embeddings, in place of ``logits``: RMS(x) * output_norm of every
+        token, float32 [n_tokens, n_embd] on the host, in the order of ``Step.tokens``."""
+        ...
+
     def undo(self, plan: Any) -> None:
         """The step failed: what it wrote into the store must not be in the way of the next one.
         Committed cells and rows are as before it."""

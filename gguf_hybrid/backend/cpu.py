@@ -50,6 +50,14 @@ class CpuBlock:
     feed_forward: Prepared
 
 
+@dataclass(frozen=True, slots=True)
+class CpuHead:
+    """``output`` norms and multiplies in the library; ``norm`` float32 [n_embd], for embeddings."""
+
+    norm: Floats
+    output: Prepared
+
+
 class CpuBackend:
     """``gguf_hybrid.backend.base.Backend`` over the compiled library.
 
@@ -113,8 +121,9 @@ class CpuBackend:
 
     def prepare_head(
         self, output_norm: TensorInfo, output: TensorInfo, embedding: Prepared
-    ) -> Prepared:
-        return self._keep(cpu_weights.head(output_norm, output), output.name)
+    ) -> CpuHead:
+        prepared = self._keep(cpu_weights.head(output_norm, output), output.name)
+        return CpuHead(output_norm.data.view(np.float32), prepared)
 
     def weight_nbytes(self) -> int:
         return cpu_weights.memory_nbytes(self._prepared)
@@ -155,11 +164,18 @@ class CpuBackend:
         plan.ops += (block.feed_forward.op, 0, block.feed_forward.address)
         return plan
 
-    def logits(self, head: Prepared, x: Plan, plan: Plan) -> Floats:
-        plan.ops += (Op.LOGITS, 0, head.address)
+    def logits(self, head: CpuHead, x: Plan, plan: Plan) -> Floats:
+        plan.ops += (Op.LOGITS, 0, head.output.address)
         logits = self._logits_buffer(plan.n_logits)
         self._run(plan, logits)
         return logits
+
+    def hidden(self, head: CpuHead, x: Plan, plan: Plan) -> Floats:
+        """The norm is one pass over a few rows: left to NumPy, with sums in float64."""
+        values = self.evaluate(plan)
+        squares = np.square(values, dtype=np.float64).mean(axis=-1, keepdims=True)
+        scale = 1.0 / np.sqrt(squares + self.config.rms_eps)
+        return values * scale.astype(np.float32) * head.norm
 
     def undo(self, plan: Plan) -> None:
         """Nothing to do: cells and rows that were not committed are scratch."""

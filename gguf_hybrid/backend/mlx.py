@@ -56,6 +56,8 @@ class Plan:
     tokens: mx.array
     cos: mx.array
     sin: mx.array
+    place: mx.array
+    """Where each token of the step is in plan order."""
     logit_index: mx.array
 
 
@@ -129,6 +131,7 @@ class MlxBackend:
             mx.array(step.tokens[order]),
             mx.array(cos),
             mx.array(sin),
+            mx.array(place.astype(np.int32)),
             mx.array(place[step.logit_index].astype(np.int32)),
         )
 
@@ -144,6 +147,11 @@ class MlxBackend:
         wanted = output(self._norm(x[plan.logit_index], norm))
         mx.eval(wanted, plan.store.settle())
         return np.array(wanted)
+
+    def hidden(self, head: tuple[mx.array, Linear], x: mx.array, plan: Plan) -> Floats:
+        states = self._norm(x[plan.place], head[0])
+        mx.eval(states, plan.store.settle())
+        return np.array(states)
 
     def undo(self, plan: Plan) -> None:
         plan.store.undo_step(

@@ -11,6 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Protocol
 
+import numpy as np
+
 from gguf_hybrid.errors import ContextOverflowError, RequestError, StepError
 from gguf_hybrid.memory.hybrid import HybridMemory
 from gguf_hybrid.memory.sequence_file import SavedSequence
@@ -22,7 +24,7 @@ from .cache import PromptCache
 from .contents import Contents, Reuse
 from .masks import MaskWorkers
 from .options import EngineOptions
-from .request import Counters, Event, Failed, Progress, Request, SlotView, Started, Token
+from .request import Counters, Embedded, Event, Failed, Progress, Request, SlotView, Started, Token
 from .scheduler import Scheduler, Work
 from .slot import Job, Phase, Slot, done_event
 from .stop import stop_after_token
@@ -38,6 +40,8 @@ class Model(Protocol):
     def new_store(self, spec: StoreSpec) -> Store: ...
 
     def forward(self, step: Step, store: Store) -> Floats: ...
+
+    def hidden(self, step: Step, store: Store) -> Floats: ...
 
 
 class Engine:
@@ -75,6 +79,7 @@ class Engine:
 
         What can never be served becomes ``Failed`` events of the next step.
         """
+        assert all(request.pooling is None or not request.cache_prompt for request in requests)
         error = self._refusal(requests)
         if error is None:
             self._admission.add(requests)
@@ -82,9 +87,14 @@ class Engine:
             self._events.extend(Failed(request.id, error) for request in requests)
 
     def _refusal(self, requests: Sequence[Request]) -> RequestError | None:
-        n_prompt = len(requests[0].prompt)
+        n_prompt, pooling = len(requests[0].prompt), requests[0].pooling
         if n_prompt == 0:
             return RequestError("the prompt is empty")
+        if pooling and not pooling.takes_any_length and n_prompt > self.options.n_ubatch:
+            return StepError(
+                f"input ({n_prompt} tokens) is too large to process. increase the physical batch"
+                f" size (current batch size: {self.options.n_ubatch})"
+            )
         if n_prompt >= self.limits.n_ctx:
             return ContextOverflowError(n_prompt, self.limits.n_ctx)
         if len(requests) > len(self.slots):
@@ -211,9 +221,11 @@ class Engine:
             self._masks.begin(slot.job)
 
     def _release(self, slot: Slot) -> Job:
-        """The slot is free again and keeps its tokens."""
+        """The slot is free again and keeps its tokens; those of an embedding serve nobody."""
         self._n_released += 1
         job = slot.release(self._n_released)
+        if job.vectors is not None:
+            self.contents.clear(slot)
         self.counters.tokens_predicted += job.timings.predicted_n
         self.counters.tokens_predicted_timed += max(job.timings.predicted_n - 1, 0)
         self.counters.tokens_predicted_seconds += job.timings.predicted_ms / 1000
@@ -234,19 +246,30 @@ class Engine:
 
     def _run(self, work: Sequence[Work]) -> None:
         planned = self._plan(work)
-        if not planned:
-            return
+        completions = [pair for pair in planned if not pair[0].is_embedding]
+        embeddings = [pair for pair in planned if pair[0].is_embedding]
+        if completions:
+            self._run_step(completions, self._model.forward, self._settle)
+        if embeddings:
+            self._run_step(embeddings, self._model.hidden, self._settle_embeddings)
+
+    def _run_step(
+        self,
+        planned: Planned,
+        run: Callable[[Step, Store], Floats],
+        settle: Callable[[Planned, Floats], None],
+    ) -> None:
         step = Step(tuple(row for _, row in planned))
         began = self._clock()
         try:
-            logits = self._model.forward(step, self.memory.store)
+            values = run(step, self.memory.store)
         except Exception as error:
             self.memory.abandon(step.rows)
             self._isolate([item for item, _ in planned], error)
             return
         self.memory.commit(step)
         self._count_pass(planned, self._clock() - began)
-        self._settle(planned, logits)
+        settle(planned, values)
 
     def _plan(self, work: Sequence[Work]) -> Planned:
         """Reserve memory for each row. Prompts wait while others can go on without them."""
@@ -324,6 +347,27 @@ class Engine:
             assert logits is not None
             job.phase = Phase.DECODE
             self._sample(slot, logits)
+
+    def _settle_embeddings(self, planned: Planned, hidden: Floats) -> None:
+        """Rows are committed: gather their hidden states; those that are complete are given out."""
+        at = 0
+        for item, row in planned:
+            slot, job = item.slot, item.slot.job
+            assert job is not None and job.vectors is not None
+            slot.tokens.extend(row.tokens.tolist())
+            self._settle_prompt(slot, len(row))
+            job.vectors.add(hidden[at : at + len(row)])
+            at += len(row)
+            if row.end == job.n_prompt:
+                self._give_out(slot, job.request.id, job.vectors.pooled())
+
+    def _give_out(self, slot: Slot, request_id: int, vectors: Floats) -> None:
+        if not np.isfinite(vectors).all():
+            self._fail(slot, StepError("the model produced hidden states that are not finite"))
+            return
+        job = self._release(slot)
+        self.counters.prompt_seconds += self._clock() - job.started
+        self._events.append(Embedded(request_id, slot.id, vectors, job.n_prompt))
 
     def _settle_prompt(self, slot: Slot, n_tokens: int) -> None:
         job = slot.job

@@ -10,7 +10,10 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from gguf_hybrid.errors import RequestError
+from gguf_hybrid.memory.store import Floats
 from gguf_hybrid.sampling.chain import Sampled, Sampler
+
+from .pooling import Pooling
 
 
 class Piece(Protocol):
@@ -49,8 +52,10 @@ class Request:
     cache_prompt       continue from what the slot (or a checkpoint) already holds
     t_max_predict_ms   checked when a newline has just been produced, -1 = off
     boundaries         positions at which the prompt must be cut (checkpoints): token counts
-    kind               "completion" | "chat" | "infill"
+    kind               "completion" | "chat" | "infill" | "embedding"
     echo               settings shown by ``/slots`` (``params``)
+    pooling            an embedding is wanted: the prompt is read and nothing sampled; asks for
+                       ``cache_prompt`` False and leaves an empty slot
     """
 
     id: int
@@ -65,6 +70,7 @@ class Request:
     boundaries: tuple[int, ...] = ()
     kind: str = "completion"
     echo: dict[str, object] = field(default_factory=dict)
+    pooling: Pooling | None = None
 
 
 @dataclass(slots=True)
@@ -137,6 +143,20 @@ class Done:
     n_stop_cut: int = 0
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Embedded:
+    """An embedding request has ended; its slot is free and empty.
+
+    vectors   float32 [1, n_embd], or [n_tokens, n_embd] without pooling; not normalised
+    n_tokens  of the prompt
+    """
+
+    id: int
+    id_slot: int
+    vectors: Floats
+    n_tokens: int
+
+
 @dataclass(frozen=True, slots=True)
 class Failed:
     """The request ended with an error; nobody else was touched."""
@@ -145,7 +165,7 @@ class Failed:
     error: RequestError
 
 
-Event = Started | Progress | Token | Done | Failed
+Event = Started | Progress | Token | Done | Embedded | Failed
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,6 +27,11 @@ class Work:
         assert self.slot.job is not None
         return self.slot.job.phase is Phase.PROMPT
 
+    @property
+    def is_embedding(self) -> bool:
+        assert self.slot.job is not None
+        return self.slot.job.vectors is not None
+
 
 @dataclass(slots=True)
 class Pace:

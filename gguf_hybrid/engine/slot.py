@@ -15,6 +15,7 @@ from gguf_hybrid.memory.store import Floats
 from gguf_hybrid.step import Ids
 
 from .cuts import must_cut
+from .pooling import Vectors
 from .request import Done, Piece, Request, SlotView, Timings
 from .stop import Stop
 
@@ -50,6 +51,8 @@ class Job:
     """Prompt tokens that were computed before, with no state left to continue from."""
     first_token: float = 0.0
     generated: list[int] = field(default_factory=list)
+    vectors: Vectors | None = None
+    """What an embedding is made of; None for a completion."""
     mask: Future[None] | None = None
     """The work on the grammar's next mask; None without a grammar."""
     late_logits: Floats | None = None
@@ -101,7 +104,8 @@ class Slot:
         """Take a request whose prompt this slot reads; the followers will copy it."""
         assert self.job is None
         cuts = must_cut(len(request.prompt), request.boundaries, checkpoint_step)
-        self.job = Job(request, Phase.PROMPT, now, cuts, tuple(followers))
+        vectors = None if request.pooling is None else Vectors(request.pooling)
+        self.job = Job(request, Phase.PROMPT, now, cuts, tuple(followers), vectors=vectors)
         return self.job
 
     def follow(self, leader: Job, request: Request) -> None:

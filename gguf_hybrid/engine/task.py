@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 
-from .request import Done, Event, Failed, Request
+from .request import Done, Embedded, Event, Failed, Request
 
 
 class Task:
@@ -27,7 +27,7 @@ class Task:
             event = await self._queue.get()
             if event is None:
                 return
-            n_running -= isinstance(event, Done | Failed)
+            n_running -= isinstance(event, Done | Embedded | Failed)
             yield event
 
     def cancel(self) -> None:
@@ -40,6 +40,6 @@ class Task:
     def deliver(self, event: Event) -> None:
         """From the worker; what comes after a cancel is dropped."""
         if event.id in self._open:
-            if isinstance(event, Done | Failed):
+            if isinstance(event, Done | Embedded | Failed):
                 self._open.discard(event.id)
             self._queue.put_nowait(event)

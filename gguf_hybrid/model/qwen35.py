@@ -49,14 +49,23 @@ class Qwen35:
 
     def forward(self, step: Step, store: Store) -> Floats:
         """Run one step: float32 [n_logits, n_vocab], in the order of ``step.logit_index``."""
+        return self._evaluate(step, store, self.backend.logits)
+
+    def hidden(self, step: Step, store: Store) -> Floats:
+        """Run one step for embeddings: the hidden state of every token after the final norm,
+        float32 [n_tokens, n_embd], in the order of ``step.tokens``."""
+        return self._evaluate(step, store, self.backend.hidden)
+
+    def _evaluate(self, step: Step, store: Store, end: Callable[[Any, Any, Any], Floats]) -> Floats:
+        """``end`` is the backend's last operation, which computes them all."""
         plan = self.backend.begin(step, store)
         try:
-            return self._run(plan)
+            return end(self.head, self._blocks(plan), plan)
         except Exception:
             self.backend.undo(plan)
             raise
 
-    def _run(self, plan: Any) -> Floats:
+    def _blocks(self, plan: Any) -> Any:
         backend = self.backend
         x = backend.embed(self.token_embd, plan)
         n_recurrent = n_attention = 0
@@ -68,7 +77,7 @@ class Qwen35:
                 x = backend.attend(block, x, plan, n_attention)
                 n_attention += 1
             x = backend.feed_forward(block, x, plan)
-        return backend.logits(self.head, x, plan)
+        return x
 
 
 def _block_tensors(tensors: Mapping[str, TensorInfo], layer: int) -> dict[str, TensorInfo]:

@@ -193,6 +193,7 @@ class FakeRuntime:
         )
         self.jinja = True
         self.speculative_types = "none"
+        self.pooling = None
         self.model_config = SimpleNamespace(n_vocab=4096, n_embd=256, n_ctx_train=32768)
         self.info = SimpleNamespace(path=str(MODEL), ftype="Q4_K_M", n_params=8878384, size=5)
         self.limits = SimpleNamespace(n_slots=2, n_ctx=N_CTX)
