@@ -111,13 +111,18 @@ class Contents:
 
     def load(self, slot: Slot, saved: SavedSequence) -> bool:
         """The slot gets the saved sequence; what it held goes to the cache. False if it is too
-        long or no KV block is left, then the slot is as before."""
+        long or no KV block is left, then the slot is as before; out of memory it is empty."""
         snapshots: list[Snapshot] = []
         if len(saved.tokens) >= slot.n_ctx:
             return False
         if slot.tokens and slot.is_cacheable:
             self.cache.park(slot.id, slot.tokens)
-        if not self.with_room(lambda: snapshots.extend(self.memory.load(slot.id, saved)), slot):
+        try:
+            if not self.with_room(lambda: snapshots.extend(self.memory.load(slot.id, saved)), slot):
+                return False
+        except MemoryError:
+            logger.warning("slot %d: no memory for a saved sequence", slot.id)
+            slot.tokens = []
             return False
         slot.tokens = list(saved.tokens)
         slot.is_cacheable = True

@@ -202,31 +202,37 @@ class HybridMemory:
     def load(self, seq_id: int, saved: SavedSequence) -> list[Snapshot]:
         """The sequence becomes the saved one; its checkpoints are returned as snapshots.
 
-        Raises KVExhausted, having changed nothing.
+        Raises KVExhausted, having changed nothing; after a MemoryError the sequence is empty.
         """
-        blocks = self._load_blocks(seq_id, saved)
-        snapshots = []
-        for state in saved.states:
-            table = [blocks[name] for name in state.blocks]
-            self._kv.adopt(seq_id, table, state.n_tokens)
-            row = self._recurrent.place(seq_id, state.n_tokens)
-            self.store.load_state(state.values, row)
-            if state is not saved.states[-1]:
-                snapshots.append(self.snapshot(seq_id))
-        self.pool.drop(blocks.values(), self.pool.held)
+        blocks = self._blocks_for(seq_id, saved)
+        snapshots: list[Snapshot] = []
+        try:
+            for name, values in saved.blocks.items():
+                self.store.write_block(blocks[name], values)
+            for state in saved.states:
+                table = [blocks[name] for name in state.blocks]
+                self._kv.adopt(seq_id, table, state.n_tokens)
+                row = self._recurrent.place(seq_id, state.n_tokens)
+                self.store.load_state(state.values, row)
+                if state is not saved.states[-1]:
+                    snapshots.append(self.snapshot(seq_id))
+        except MemoryError:
+            self.seq_clear(seq_id)
+            for snapshot in snapshots:
+                self.release(snapshot)
+            raise
+        finally:
+            self.pool.drop(blocks.values(), self.pool.held)
         return snapshots
 
-    def _load_blocks(self, seq_id: int, saved: SavedSequence) -> dict[int, int]:
-        """Fill free blocks, held for the moment; the sequence is empty afterwards."""
+    def _blocks_for(self, seq_id: int, saved: SavedSequence) -> dict[int, int]:
+        """Free blocks, held for the moment; the sequence is empty afterwards."""
         n_live = max((len(state.blocks) for state in saved.states), default=0)
         if not self._kv.can_replace(seq_id, n_live, len(saved.blocks)):
             raise KVExhausted(f"the sequence needs {len(saved.blocks)} KV blocks")
         self.seq_clear(seq_id)
         cells = saved.cells()
-        blocks = {name: self.pool.take(self.pool.held, cells[name]) for name in saved.blocks}
-        for name, values in saved.blocks.items():
-            self.store.write_block(blocks[name], values)
-        return blocks
+        return {name: self.pool.take(self.pool.held, cells[name]) for name in saved.blocks}
 
     # -- bytes --------------------------------------------------------------------------------
 

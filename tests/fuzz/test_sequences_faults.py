@@ -62,6 +62,9 @@ class TightStore(FakeStore):
         super().__init__(spec)
         self.n_calls = 0
 
+    def free_block(self, block: int) -> None:
+        self.cells.pop(block, None)  # perhaps never written
+
     def __getattribute__(self, name: str) -> Any:
         if name == object.__getattribute__(self, "operation"):
             self.n_calls += 1
@@ -71,13 +74,15 @@ class TightStore(FakeStore):
 
 
 class TightModel(FakeModel):
-    def __init__(self, operation: str) -> None:
+    def __init__(self, operation: str, period: int = 3) -> None:
         super().__init__(rounds=False)
         self.operation = operation
+        self.period = period
 
     def new_store(self, spec: StoreSpec) -> FakeStore:
         store = TightStore(spec)
         store.operation = self.operation
+        store.period = self.period
         return store
 
 
@@ -98,6 +103,25 @@ def test_a_store_without_memory_costs_no_more_than_requests(operation: str) -> N
             check_rows(each)
         assert all(isinstance(end, Done | Failed) for end in ends)
         talk += prompt(5, i)
+
+
+@pytest.mark.parametrize("operation", ["write_block", "load_state", "snapshot_state"])
+@pytest.mark.parametrize("period", [1, 2, 3])
+def test_a_file_for_which_there_is_no_memory_is_refused(operation: str, period: int) -> None:
+    """The slot is empty then, and works."""
+    talk = prompt(600)
+    source = Harness(1, 1024, FakeModel(rounds=False), cache_ram_nbytes=1 << 20)
+    source.run(request(talk, 2, boundaries=(100, 300)))
+    saved = source.engine.save_slot(0)
+    h = Harness(2, 1024, TightModel(operation, period), cache_ram_nbytes=1 << 20)
+    for _ in range(4):
+        loaded = h.engine.load_slot(0, saved)
+        h.engine.contents.check()
+        assert len(h.engine.slots[0].tokens) == (len(saved.tokens) if loaded else 0)
+        again = request(talk, 2, id_slot=0)
+        (end,) = h.run(again)
+        assert isinstance(end, Done)
+        check_rows(again)
 
 
 @pytest.mark.parametrize("call", ["fsync", "replace"])
