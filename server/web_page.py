@@ -55,7 +55,10 @@ def routes(config: ServerConfig) -> tuple[Route, ...]:
     folder = Path(config.static_path).resolve()
 
     async def static(request: web.Request) -> web.StreamResponse:
-        path = (folder / (request.match_info.get("path") or "index.html")).resolve()
+        name = request.match_info.get("path") or "index.html"
+        if "\0" in name:
+            raise not_found()
+        path = (folder / name).resolve()
         if not path.is_relative_to(folder) or not path.is_file():
             raise not_found()
         return web.FileResponse(path)
