@@ -1,4 +1,4 @@
-"""A stand-in for ``driver.Device`` that computes on the CPU shim: the whole CUDA backend without CUDA.
+"""A stand-in for ``driver.Device`` on the CPU shim: the whole CUDA backend without CUDA.
 
 Device memory is host memory, a captured graph is the function that records it. For tests.
 """
@@ -23,7 +23,7 @@ class HostGraph:
 
 
 class HostDevice:
-    """The methods of ``driver.Device`` that the backend uses. Fresh memory holds ``poison`` bytes."""
+    """What the backend uses of ``driver.Device``. Fresh memory holds ``poison`` bytes."""
 
     name, arch = "shim", "host"
 

@@ -1,9 +1,10 @@
-"""Decode and prompt speed of the CUDA backend, bare: no server, no sampler; JSON with every repetition.
+"""Decode and prompt speed of the CUDA backend, bare: no server, no sampler.
 
     python -m gguf_hybrid.tools.bench_gpu MODEL.gguf --rows 1 4 8 32 --json out.json
 
-Each row first absorbs a prompt of ``--prompt`` random tokens, then all rows decode ``--steps`` random
-tokens together, logits fetched to the host, as ``llama-batched-bench -npp 512 -ntg 128`` does.
+Each row first absorbs ``--context`` random tokens, then all rows decode ``--steps`` random tokens
+together, logits fetched to the host, as ``llama-batched-bench -npp 512 -ntg 128`` does. The JSON
+holds every repetition.
 """
 
 import argparse
@@ -15,11 +16,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
+from gguf_hybrid.metal.driver import Device
 
 from gguf_hybrid.backend.cuda import CudaBackend
 from gguf_hybrid.config import ModelConfig
 from gguf_hybrid.memory.store import Store, StoreSpec
-from gguf_hybrid.metal.driver import Device
 from gguf_hybrid.model.qwen35 import Qwen35
 from gguf_hybrid.step import BLOCK, ZERO_STATE, Row, Step
 from gguf_hybrid.weights.layout import check_tensors

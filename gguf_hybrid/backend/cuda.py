@@ -1,10 +1,10 @@
 """The CUDA backend: own kernels through the driver, no MLX in the loop.
 
 Operations are recorded while the model runs and computed by ``logits``: rows of one token together
-as a captured graph (``cuda_decode``), longer rows one by one on the tensor units (``cuda_prompt``).
-A decode row's result does not depend on how many rows there are, bit for bit. Weights, states and KV
-lie in device memory. Matrix products of decode steps round activations to int8 in groups of 32, those
-of prompts to f16.
+as a captured graph (``cuda_decode``), longer rows one by one on the tensor units
+(``cuda_prompt``). A decode row's result does not depend on how many rows there are, bit for bit; a
+prompt's may depend on where it is cut. Weights, states and KV lie in device memory. Matrix products
+of decode steps round activations to int8 in groups of 32, those of prompts to f16.
 """
 
 import logging
@@ -22,7 +22,7 @@ from gguf_hybrid.weights.reader import TensorInfo
 
 from .base import Floats, StoreSpec, Tensors
 from .cuda_blocks import Attention, DeltaNet, FeedForward, Head, attention, delta_net, feed_forward
-from .cuda_decode import MAX_ROWS, Decoder, Operation
+from .cuda_decode import HIDDEN, MAX_ROWS, Decoder, Operation
 from .cuda_kernels import Kernels
 from .cuda_prompt import Prompter
 from .cuda_store import CudaStore
@@ -117,10 +117,21 @@ class CudaBackend:
     def logits(self, head: Head, x: Plan, plan: Plan) -> Floats:
         """The array is used again for the next step, unless someone still holds it."""
         _recorded(plan, "logits_of", head)
-        rows, offsets = plan.step.rows, [0]
-        for row in rows:
-            offsets.append(offsets[-1] + row.n_logits)
-        out = self._buffer(offsets[-1])
+        wanted = [row.n_logits for row in plan.step.rows]
+        out = self._buffer(sum(wanted))
+        self._evaluate(plan, wanted, out)
+        return out
+
+    def hidden(self, head: Head, x: Plan, plan: Plan) -> Floats:
+        """RMS(x) * output_norm of every token, float32 [n_tokens, n_embd]."""
+        _recorded(plan, HIDDEN, head)
+        out = np.empty((plan.step.n_tokens, self.config.n_embd), np.float32)
+        self._evaluate(plan, [len(row) for row in plan.step.rows], out)
+        return out
+
+    def _evaluate(self, plan: Plan, wanted: list[int], out: Floats) -> None:
+        """Compute the step; row i fills the next ``wanted[i]`` rows of ``out``."""
+        rows, offsets = plan.step.rows, [0, *np.cumsum(wanted).tolist()]
         singles = [i for i, row in enumerate(rows) if len(row) == 1]
         for first in range(0, len(singles), MAX_ROWS):
             self._decode(singles[first : first + MAX_ROWS], offsets, plan, out)
@@ -129,7 +140,6 @@ class CudaBackend:
                 address = self._prompter.run(row, plan.operations, plan.store)
                 self._fetch(out[offsets[i] : offsets[i + 1]], address)
         self.device.synchronize()
-        return out
 
     def undo(self, plan: Plan) -> None:
         """Nothing to do: cells and rows that were not committed are scratch."""
@@ -137,12 +147,12 @@ class CudaBackend:
     def _decode(self, which: list[int], offsets: list[int], plan: Plan, out: Floats) -> None:
         rows: list[Row] = [plan.step.rows[i] for i in which]
         address = self._decoder.run(rows, plan.operations, plan.store)
-        wanted = [(j, offsets[i]) for j, i in enumerate(which) if plan.step.rows[i].n_logits]
+        wanted = [(j, offsets[i]) for j, i in enumerate(which) if offsets[i + 1] > offsets[i]]
         if wanted and [at - wanted[0][1] for _, at in wanted] == [j for j, _ in wanted]:
             self._fetch(out[wanted[0][1] :][: len(wanted)], address)
             return
         for j, at in wanted:
-            self._fetch(out[at : at + 1], address + 4 * j * self.config.n_vocab)
+            self._fetch(out[at : at + 1], address + 4 * j * out.shape[1])
 
     def _fetch(self, out: Floats, address: int) -> None:
         if out.size:

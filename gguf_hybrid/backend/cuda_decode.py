@@ -29,6 +29,8 @@ SPLITS = 16
 DOWN_SIMDS = 8
 
 Operation = tuple[str, Any, int]
+HIDDEN = "hidden_of"
+"""The operation that ends a step for embeddings."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +60,8 @@ class Decoder:
         device.synchronize()
 
     def run(self, rows: Sequence[Row], operations: Sequence[Operation], store: CudaStore) -> int:
-        """The address of the logits [len(rows), n_vocab]; asynchronous."""
+        """The address of the logits [len(rows), n_vocab], or of the normed activations
+        [len(rows), n_embd] if that was the last operation; asynchronous."""
         bucket = 1
         while bucket < len(rows):
             bucket *= 2
@@ -70,6 +73,8 @@ class Decoder:
         self._device.synchronize()
         self._fill(host, rows, store)
         graph.replay()
+        if operations[-1][0] == HIDDEN:
+            return self._ops.activations("h", MAX_ROWS, self._config.n_embd, False).floats
         return self._logits()
 
     def _logits(self) -> int:
@@ -101,7 +106,9 @@ class Decoder:
         five = words[: 5 * bucket].reshape(5, bucket)
         angles = words[5 * bucket : (5 + 2 * half) * bucket].view(np.float32)
         blocks = words[(5 + 2 * half) * bucket :].reshape(bucket, n_blocks)
-        return Host(raw, *five, angles.reshape(2, bucket, half), blocks)
+        tokens, read_rows, write_rows, cells, lengths = five
+        angles = angles.reshape(2, bucket, half)
+        return Host(raw, tokens, read_rows, write_rows, cells, lengths, angles, blocks)
 
     def _capture(
         self, bucket: int, operations: Sequence[Operation], store: CudaStore
@@ -211,7 +218,7 @@ class Decoder:
         assert up and shared_up
         width = max(routed.n, shared.n)
         h = ops.activations("hidden", MAX_ROWS * ranks, width, False)
-        sizes = dict(K_USED=k_used, RANKS=ranks, F=routed.n, FS=shared.n, FMAX=width)
+        sizes = {"K_USED": k_used, "RANKS": ranks, "F": routed.n, "FS": shared.n, "FMAX": width}
         hidden_rows = 2 if n <= 2 else 4
         gate_up = self._kernels(
             "gate_up", K=c.n_embd, **sizes, TE=routed.type, TS=shared.type,
@@ -238,3 +245,9 @@ class Decoder:
         h = self._ops.activations("h", MAX_ROWS, self._config.n_embd, False)
         self._ops.norm(self._x(), head.norm, h, n)
         self._ops.matvec(h, [(head.output, self._logits())], n)
+
+    def _hidden_of(
+        self, head: Head, _: int, run: Inputs, store: CudaStore, n: int, __: int
+    ) -> None:
+        h = self._ops.activations("h", MAX_ROWS, self._config.n_embd, False)
+        self._ops.norm(self._x(), head.norm, h, n)

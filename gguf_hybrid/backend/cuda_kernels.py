@@ -5,7 +5,7 @@ from gguf_hybrid.metal.driver import Device, Function
 
 
 class Kernels:
-    """``kernels("matvec", K=2048, ...)`` is the loaded function of that body and those constants."""
+    """``kernels("matvec", K=2048, ...)`` is the loaded function of these constants."""
 
     def __init__(self, device: Device) -> None:
         self._device = device

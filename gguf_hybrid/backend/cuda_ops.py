@@ -5,7 +5,6 @@ from dataclasses import dataclass
 
 from gguf_hybrid.config import ModelConfig
 from gguf_hybrid.metal.driver import Device
-
 from gguf_hybrid.weights.ggml import GGMLType
 
 from .cuda_kernels import Kernels, Scratch
@@ -17,6 +16,7 @@ RECORD_NBYTES = 48
 ROW_TILE = 8
 """Activation rows a matrix-vector kernel takes at a time; buffers hold whole tiles."""
 NORM_LANES = 1024
+"""Lanes that share one row of a norm: few rows, so as many as a threadgroup holds."""
 MANY_ROWS = 64
 """From here on a float matrix is shared by more of its own rows instead of more rows of x."""
 FLOAT_TYPES = frozenset({GGMLType.F32, GGMLType.F16, GGMLType.BF16})
@@ -143,7 +143,7 @@ class Ops:
         self, q: int, qg: int, y: Activations, lengths: int, blocks: int, stride: int,
         store: CudaStore, index: int, rows: int, splits: int,
     ) -> None:  # fmt: skip
-        """Attention of ``rows`` queries, each over its own length; a block table every ``stride``."""
+        """Attention of ``rows`` queries over their own lengths; a block table every ``stride``."""
         c = self.config
         heads = rows * c.n_head
         partial = self.scratch("partial", 4 * heads * splits * c.head_dim)

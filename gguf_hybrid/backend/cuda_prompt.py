@@ -1,7 +1,7 @@
 """Rows of several tokens, one row at a time: matrix products on the tensor units.
 
-Activations become f16 in front of a product, sums stay float32; float32 weights (routers, gates) are
-multiplied in float32. The delta rule runs over the tokens in order with its state in registers.
+Activations become f16 in front of a product, sums stay float32; float32 weights (routers, gates)
+are multiplied in float32. The delta rule runs over the tokens in order with its state in registers.
 Attention takes ``ATTEND_TILE`` tokens at a time, which bounds its scratch.
 """
 
@@ -15,7 +15,7 @@ from gguf_hybrid.step import BLOCK, Row
 from gguf_hybrid.weights.ggml import GGMLType
 
 from .cuda_blocks import Attention, DeltaNet, FeedForward, Head
-from .cuda_decode import Operation
+from .cuda_decode import HIDDEN, Operation
 from .cuda_kernels import Kernels, Scratch
 from .cuda_ops import Activations, Inputs, Ops
 from .cuda_store import CudaStore
@@ -40,10 +40,13 @@ class Prompter:
         self._kernels = kernels
 
     def run(self, row: Row, operations: Sequence[Operation], store: CudaStore) -> int:
-        """The address of the logits [row.n_logits, n_vocab]; asynchronous."""
+        """The address of the logits [row.n_logits, n_vocab], or of the normed activations of all
+        tokens if that was the last operation; asynchronous."""
         inputs = self._upload(row)
         for name, block, index in operations:
             getattr(self, f"_{name}")(block, index, inputs, store, row)
+        if operations[-1][0] == HIDDEN:
+            return self._ops.activations("h", len(row), self._config.n_embd, True).floats
         return self._logits(row)
 
     def _upload(self, row: Row) -> Inputs:
@@ -122,8 +125,8 @@ class Prompter:
         heads = c.ssm_time_step_rank
         qkv, z = ops.floats("qkv", n, c.conv_dim), ops.floats("z", n, c.value_dim)
         beta, alpha = ops.floats("beta", n, heads), ops.floats("alpha", n, heads)
-        for matrix, y in ((w.qkv, qkv), (w.gate, z), (w.beta, beta), (w.alpha, alpha)):
-            self._product(h, matrix, y, n)
+        for matrix, out in ((w.qkv, qkv), (w.gate, z), (w.beta, beta), (w.alpha, alpha)):
+            self._product(h, matrix, out, n)
         o = self._delta_rule(w, (qkv, alpha, beta), index, run, store, row)
         y = ops.activations("o", n, c.value_dim, True)
         norm = self._kernels("gated_norm", D=c.ssm_state_size, EPS=c.rms_eps)
@@ -137,7 +140,7 @@ class Prompter:
         c, n, n_writes = self._config, len(row), len(row.state_write)
         size, k_heads, heads = c.ssm_state_size, c.ssm_group_count, c.ssm_time_step_rank
         states = store.states + 4 * index * store.layer_floats
-        sizes = dict(D=size, HK=k_heads, HV=heads, KC=c.ssm_conv_kernel)
+        sizes = {"D": size, "HK": k_heads, "HV": heads, "KC": c.ssm_conv_kernel}
         mixed = self._ops.floats("mixed", n, c.conv_dim)
         gates = self._ops.floats("gates", n, 2 * heads)
         convolve = self._kernels("convolve", **sizes, ROW_FLOATS=store.row_floats, EPS=c.rms_eps)
@@ -239,3 +242,6 @@ class Prompter:
         x = self._x(row) + 4 * (len(row) - n) * width
         self._ops.norm(x, head.norm, h, n)
         self._ops.matvec(h, [(head.output, self._logits(row))], n)
+
+    def _hidden_of(self, head: Head, _: int, run: Inputs, store: CudaStore, row: Row) -> None:
+        self._normed(head.norm, row)

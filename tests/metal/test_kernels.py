@@ -1,14 +1,12 @@
-"""Every kernel body, run lane by lane on the CPU, agrees with NumPy; a small change to it does not."""
+"""Every kernel body, run lane by lane on the CPU, agrees with NumPy; mutated it does not."""
 
 import re
 from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-
 from gguf_hybrid.metal import kernel, shim
 from gguf_hybrid.metal.kernel import FOLDER, Body
-
 from support import kernel_cases as cases
 
 pytestmark = pytest.mark.skipif(shim.compiler() is None, reason="no C++ compiler")
@@ -46,7 +44,7 @@ def case(name: str) -> Callable[[Body], float]:
 
 
 def test_every_body_has_a_case_and_a_mutation() -> None:
-    assert NAMES == sorted(MUTATIONS)
+    assert sorted(MUTATIONS) == NAMES
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -5,9 +5,9 @@ that fill no tile, matrices that fill no threadgroup, lengths around a block's e
 """
 
 import numpy as np
-
 from gguf_hybrid.metal.kernel import Body
 from gguf_hybrid.metal.shim import run
+
 from gguf_hybrid.weights.ggml import GGMLType
 
 from .kernel_references import (

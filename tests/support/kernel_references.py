@@ -1,11 +1,12 @@
-"""NumPy statements of the kernels, and data in the kernels' layouts. float64 unless a layout says so."""
+"""NumPy statements of the kernels in float64, and data in the kernels' layouts."""
 
 import numpy as np
 import numpy.typing as npt
-
 from gguf_hybrid.metal import kernel, shim
+
 from gguf_hybrid.weights.ggml import GGMLType
 from gguf_hybrid.weights.quants import dequantize
+
 from .blocks import random_blocks
 
 Floats = npt.NDArray[np.float32]
@@ -83,7 +84,7 @@ def error(got: npt.NDArray[np.floating], wanted: npt.NDArray[np.floating]) -> fl
 def delta_rule(
     q: Doubles, k: Doubles, v: Doubles, decay: Doubles, rate: Doubles, state: Doubles
 ) -> tuple[Doubles, list[Doubles]]:
-    """One V head over n tokens. q, k, v [n, d], state [d, d]: o [n, d], and the state after each."""
+    """One V head over n tokens. q, k, v [n, d], state [d, d]: o [n, d], and every state."""
     outputs, states = [], []
     for t in range(len(q)):
         state = state * decay[t]
