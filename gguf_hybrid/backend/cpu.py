@@ -174,8 +174,9 @@ class CpuBackend:
         """The norm is one pass over a few rows: left to NumPy, with sums in float64."""
         values = self.evaluate(plan)
         squares = np.square(values, dtype=np.float64).mean(axis=-1, keepdims=True)
-        scale = 1.0 / np.sqrt(squares + self.config.rms_eps)
-        return values * scale.astype(np.float32) * head.norm
+        values *= (1.0 / np.sqrt(squares + self.config.rms_eps)).astype(np.float32)
+        values *= head.norm
+        return values
 
     def undo(self, plan: Plan) -> None:
         """Nothing to do: cells and rows that were not committed are scratch."""

@@ -46,5 +46,5 @@ class Vectors:
         """float32 [1, n_embd], or [n_tokens, n_embd] without pooling."""
         hidden = np.concatenate(self._pieces)
         if self._pooling is Pooling.MEAN:
-            return hidden.mean(axis=0, keepdims=True, dtype=np.float64).astype(np.float32)
-        return hidden
+            hidden = hidden.mean(axis=0, keepdims=True, dtype=np.float64)
+        return hidden.astype(np.float32, copy=False)

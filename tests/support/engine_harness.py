@@ -9,7 +9,7 @@ import numpy as np
 from gguf_hybrid.engine.engine import Engine
 from gguf_hybrid.engine.limits import share_context
 from gguf_hybrid.engine.options import EngineOptions
-from gguf_hybrid.engine.request import Done, Event, Failed, Request, Token
+from gguf_hybrid.engine.request import Done, Embedded, Event, Failed, Request, Token
 from gguf_hybrid.engine.scheduler import Pace
 
 from .fake_model import LAYOUT, N_VOCAB, FakeModel
@@ -59,6 +59,10 @@ class Harness:
         self.clock += step.n_tokens * self.seconds_per_token
         return self.model.forward(step, store)
 
+    def hidden(self, step: Any, store: Any) -> Any:
+        self.clock += step.n_tokens * self.seconds_per_token
+        return self.model.hidden(step, store)
+
     # -- driving ------------------------------------------------------------------------------
 
     def step(self) -> list[Event]:
@@ -67,19 +71,20 @@ class Harness:
         self.events += events
         return events
 
-    def run(self, *requests: Request) -> list[Done | Failed]:
+    def run(self, *requests: Request) -> list[Done | Embedded | Failed]:
         """Submit each as a task of its own, step until idle; how each ended, in their order."""
         for each in requests:
             self.engine.submit([each])
         return self.finish(requests)
 
-    def finish(self, requests: Iterable[Request] = ()) -> list[Done | Failed]:
+    def finish(self, requests: Iterable[Request] = ()) -> list[Done | Embedded | Failed]:
         while self.engine.is_busy:
             self.step()
         return [self.end_of(each) for each in requests]
 
-    def end_of(self, each: Request) -> Done | Failed:
-        ends = [e for e in self.events if isinstance(e, Done | Failed) and e.id == each.id]
+    def end_of(self, each: Request) -> Done | Embedded | Failed:
+        kinds = Done | Embedded | Failed
+        ends = [e for e in self.events if isinstance(e, kinds) and e.id == each.id]
         assert len(ends) == 1, "a request ends exactly once"
         return ends[0]
 

@@ -6,7 +6,7 @@ a row was cut, unless the cut lies at a multiple of ``CHUNK``: cuts that follow 
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -15,6 +15,7 @@ from gguf_hybrid.memory.store import Bytes, Floats, StoreSpec
 from gguf_hybrid.step import BLOCK, CHUNK, ZERO_STATE, Row, Step
 
 N_VOCAB = 97
+N_EMBD = 8
 N_STATE = 4
 N_PLANES = 2
 PRIME = 65521
@@ -79,7 +80,7 @@ class FakeStore:
         self.block(block)[:] = raw.copy().view(np.float32).reshape(N_PLANES, BLOCK)
 
     def free_block(self, block: int) -> None:
-        del self.cells[block]
+        self.cells.pop(block, None)  # reserved, but its step failed before it was written
 
 
 @dataclass(frozen=True)
@@ -107,6 +108,12 @@ class FakeModel:
         self.steps.append(step)
         logits = [self._run(row, store) for row in step.rows]
         return np.concatenate(logits).reshape(-1, N_VOCAB).astype(np.float32)
+
+    def hidden(self, step: Step, store: FakeStore) -> Floats:
+        """Some of the logits each token would have."""
+        self.steps.append(step)
+        values = [self._run(replace(row, n_logits=len(row)), store) for row in step.rows]
+        return np.concatenate(values).reshape(-1, N_VOCAB)[:, :N_EMBD].astype(np.float32)
 
     def _run(self, row: Row, store: FakeStore) -> np.ndarray:
         states = self._states(row, store)
