@@ -1,9 +1,10 @@
-"""Kernel bodies and what surrounds them: one body, three targets.
+"""Kernel bodies and what surrounds them: one body for every target.
 
 ``NAME.metal`` holds a body in the common dialect (MSL's words). Comment lines ``//:`` declare its
 parameters in order: ``in`` and ``out`` are arrays, ``alias`` an input that may share memory with an
 output, plain ``int`` a value passed at launch, ``const`` a number compiled in. On CUDA and on the
-CPU shim the parameters become a function; MLX writes that function itself on Metal.
+CPU shim the parameters become a function. For Metal the bodies are written (``metal.h``), but no
+wrapper builds them yet and nothing was run there.
 """
 
 from collections.abc import Mapping
