@@ -199,6 +199,8 @@ def _architecture(metadata: Mapping[str, Any], tensors: Container[str], source: 
     if not isinstance(arch, str):
         raise GGUFError(f"{source}: key general.architecture is missing or not a string")
     kind = metadata.get("general.type", "model")
+    if not isinstance(kind, str):
+        raise GGUFError(f"{source}: general.type is not a string")
     if kind == "mmproj" or arch == "clip":
         raise GGUFError(f"{source}: a vision projector (mmproj), not a model")
     if kind != "model":
@@ -207,7 +209,7 @@ def _architecture(metadata: Mapping[str, Any], tensors: Container[str], source: 
         known = ", ".join(ARCHITECTURES)
         raise GGUFError(f"{source}: architecture {shown(arch)} is not supported (only {known})")
     if "blk.0.attn_norm.weight" not in tensors:
-        if metadata.get(f"{arch}.nextn_predict_layers"):
+        if f"{arch}.nextn_predict_layers" in metadata:
             raise GGUFError(f"{source}: holds only the MTP block of a model, not the model")
         raise GGUFError(f"{source}: tensor blk.0.attn_norm.weight is missing")
     return arch

@@ -29,7 +29,7 @@ from gguf_hybrid.engine.limits import Limits, share_context
 from gguf_hybrid.engine.options import MIB, EngineOptions
 from gguf_hybrid.engine.pooling import Pooling
 from gguf_hybrid.engine.worker import LoadStopped, Worker
-from gguf_hybrid.errors import ConfigError
+from gguf_hybrid.errors import ConfigError, GGUFError
 from gguf_hybrid.fit import Demand, check_fits, demand_of, fitting_context, mlx_nbytes
 from gguf_hybrid.keys import Keys
 from gguf_hybrid.memory.sequence_file import SequenceFormat
@@ -276,7 +276,10 @@ def _template(
 ) -> ChatTemplate:
     if not config.jinja:
         return without_jinja(config.chat_template or "chatml")
-    source = config.chat_template or metadata.get("tokenizer.chat_template") or "chatml"
+    of_file = metadata.get("tokenizer.chat_template", "")
+    if not isinstance(of_file, str):
+        raise GGUFError("tokenizer.chat_template: not a string")
+    source = config.chat_template or of_file or "chatml"
     bos, eos = (
         "" if i is None else tokenizer.detokenize([i]) for i in (tokenizer.bos_id, tokenizer.eos_id)
     )

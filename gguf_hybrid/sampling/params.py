@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from gguf_hybrid.errors import RequestError
+from gguf_hybrid.errors import GGUFError, RequestError
+from gguf_hybrid.keys import shown as quoted
 
 from .candidates import FLOAT32_MAX
 from .names import DEFAULT_SAMPLERS, samplers_from_names
@@ -181,14 +182,20 @@ class SamplingParams:
         return shown
 
     def with_gguf_metadata(self, metadata: Mapping[str, Any]) -> "SamplingParams":
-        """These defaults overlaid with the file's ``general.sampling.*`` keys."""
+        """These defaults overlaid with the file's ``general.sampling.*`` keys; GGUFError names a
+        key of the wrong kind."""
         prefix = "general.sampling."
         changes: dict[str, Any] = {}
         for key, field in GGUF_FIELDS.items():
             if (value := metadata.get(prefix + key)) is not None:
+                if not isinstance(value, int | float) or not math.isfinite(value):
+                    raise GGUFError(f"{prefix}{key}: {quoted(value)} is not a finite number")
                 changes[field] = type(getattr(self, field))(value)
-        if sequence := metadata.get(prefix + "sequence"):
-            changes["samplers"] = samplers_from_names(str(sequence).split(";"))
+        sequence = metadata.get(prefix + "sequence", "")
+        if not isinstance(sequence, str):
+            raise GGUFError(f"{prefix}sequence: {quoted(sequence)} is not a string")
+        if sequence:
+            changes["samplers"] = samplers_from_names(sequence.split(";"))
         return replace(self, **changes)
 
 

@@ -11,7 +11,8 @@ from typing import Any
 from tokenizers import AddedToken, Regex, models, pre_tokenizers
 from tokenizers import Tokenizer as BpeTokenizer
 
-from gguf_hybrid.errors import RequestError
+from gguf_hybrid.errors import GGUFError, RequestError
+from gguf_hybrid.keys import shown
 
 from .special_tokens import SpecialTokens
 from .vocabulary import PRE_TOKENIZERS, Vocabulary
@@ -43,8 +44,8 @@ class Tokenizer:
         return cls(
             vocabulary,
             SpecialTokens.from_metadata(metadata, vocabulary),
-            add_bos=bool(metadata.get("tokenizer.ggml.add_bos_token", False)),
-            add_eos=bool(metadata.get("tokenizer.ggml.add_eos_token", False)),
+            add_bos=_flag(metadata, "tokenizer.ggml.add_bos_token"),
+            add_eos=_flag(metadata, "tokenizer.ggml.add_eos_token"),
         )
 
     @property
@@ -171,3 +172,10 @@ def _bpe_tokenizer(bpe: models.BPE, vocabulary: Vocabulary, matched: Iterable[in
         [AddedToken(vocabulary.tokens[i], normalized=False) for i in sorted(matched)]
     )
     return tokenizer
+
+
+def _flag(metadata: Mapping[str, Any], key: str) -> bool:
+    value = metadata.get(key, False)
+    if not isinstance(value, bool | int):
+        raise GGUFError(f"{key}: {shown(value)} is not a bool")
+    return bool(value)

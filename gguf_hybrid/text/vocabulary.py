@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from gguf_hybrid.errors import GGUFError
+from gguf_hybrid.keys import shown
 
 _QWEN2_SPLIT = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
@@ -68,12 +69,16 @@ class Vocabulary:
     def from_metadata(cls, metadata: Mapping[str, Any]) -> "Vocabulary":
         """Read the ``tokenizer.ggml.*`` keys; GGUFError names the key that cannot be used."""
         model = metadata.get("tokenizer.ggml.model")
-        if model != "gpt2":
-            raise GGUFError(f"tokenizer.ggml.model: {model!r} is not supported (only 'gpt2' is)")
+        if not isinstance(model, str) or model != "gpt2":
+            raise GGUFError(
+                f"tokenizer.ggml.model: {shown(model)} is not supported (only 'gpt2' is)"
+            )
         pre = metadata.get("tokenizer.ggml.pre")
         if not isinstance(pre, str) or pre not in PRE_TOKENIZERS:
             known = ", ".join(PRE_TOKENIZERS)
-            raise GGUFError(f"tokenizer.ggml.pre: unknown pre-tokenizer {pre!r} (known: {known})")
+            raise GGUFError(
+                f"tokenizer.ggml.pre: unknown pre-tokenizer {shown(pre)} (known: {known})"
+            )
         tokens = _tokens(metadata)
         vocabulary = cls(pre, tokens, _types(metadata, len(tokens)), _merges(metadata))
         vocabulary._check()

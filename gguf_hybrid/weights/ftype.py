@@ -45,4 +45,6 @@ NAMES = {
 
 def ftype_name(metadata: Mapping[str, Any]) -> str:
     """The name of a file's type; informational, each tensor has a type of its own."""
-    return NAMES.get(metadata.get("general.file_type", -1), "unknown, may not work")
+    file_type = metadata.get("general.file_type")
+    known = NAMES.get(file_type) if isinstance(file_type, int) else None
+    return known or "unknown, may not work"

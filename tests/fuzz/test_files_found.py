@@ -7,6 +7,14 @@ from typing import Any
 import pytest
 from gguf_hybrid.tools.convert import main as convert
 
+from gguf_hybrid.config import ModelConfig
+from gguf_hybrid.demo import demo_path
+from gguf_hybrid.errors import GGUFError
+from gguf_hybrid.sampling.params import SamplingParams
+from gguf_hybrid.text.tokenizer import Tokenizer
+from gguf_hybrid.weights.ftype import ftype_name
+from gguf_hybrid.weights.reader import open_gguf
+
 CHECKPOINT = Path(__file__).parent.parent / "data" / "convert" / "qwen35-tiny"
 
 
@@ -49,3 +57,30 @@ def test_the_undamaged_checkpoint_is_converted(tmp_path: Path) -> None:
     source.mkdir()
     arguments = [str(damaged(source, "tokenizer.json", {})), "--dry-run"]
     assert convert(arguments) == 0
+
+
+MODEL = open_gguf(demo_path())
+TYPES = MODEL.metadata["tokenizer.ggml.token_type"]
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "general.type",
+        "tokenizer.ggml.model",
+        "tokenizer.ggml.pre",
+        "tokenizer.ggml.add_bos_token",
+        "general.sampling.temp",
+        "general.sampling.sequence",
+    ],
+)
+def test_an_array_where_one_value_belongs_is_refused_in_a_line(key: str) -> None:
+    metadata = MODEL.metadata | {key: TYPES}
+    with pytest.raises(GGUFError, match=rf"^[^\n]*{key}[^\n]*$"):
+        ModelConfig.from_metadata(metadata, MODEL.tensors)
+        Tokenizer.from_metadata(metadata)
+        SamplingParams().with_gguf_metadata(metadata)
+
+
+def test_a_file_type_that_is_no_number_is_unknown() -> None:
+    assert ftype_name({"general.file_type": TYPES}).startswith("unknown")
