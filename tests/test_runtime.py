@@ -4,6 +4,7 @@ import asyncio
 import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,13 +12,20 @@ from gguf_hybrid import runtime
 from gguf_hybrid.backend import select
 from gguf_hybrid.backend.rope import rope_of
 from gguf_hybrid.demo import demo_path
-from gguf_hybrid.errors import BackendError, ConfigError, GgufHybridError, MemoryLimitError
+from gguf_hybrid.errors import (
+    BackendError,
+    ConfigError,
+    GGUFError,
+    GgufHybridError,
+    MemoryLimitError,
+)
 from gguf_hybrid.fit import Demand, fitting_context
 from gguf_hybrid.runtime import OpenModel, Runtime, plan_memory
 from gguf_hybrid.runtime_config import RopeConfig, RuntimeConfig, SpeculativeConfig
 
 DEMO = RuntimeConfig(model=str(demo_path()))
 GIB = 1 << 30
+POOLING_KEY = "qwen35moe.pooling_type"
 
 
 def test_context_is_fitted_to_the_free_memory() -> None:
@@ -73,6 +81,29 @@ def test_drafting_without_a_next_token_block_is_refused(tmp_path: Path) -> None:
     override = {"qwen35moe.nextn_predict_layers": 0, "qwen35moe.block_count": 8}
     with pytest.raises(GgufHybridError):
         OpenModel.open(replace(DEMO, speculative=spec, override_kv=override))
+
+
+@pytest.mark.parametrize(
+    ("flags", "pooling"),
+    [
+        ({"embeddings": False, "pooling": "mean"}, None),
+        ({"embeddings": True}, "none"),
+        ({"embeddings": True, "override_kv": {POOLING_KEY: 1}}, "mean"),
+        ({"embeddings": True, "override_kv": {POOLING_KEY: 2}}, "cls"),
+        ({"embeddings": True, "override_kv": {POOLING_KEY: 3}}, "last"),
+        ({"embeddings": True, "override_kv": {POOLING_KEY: 1}, "pooling": "last"}, "last"),
+        ({"embeddings": True, "override_kv": {POOLING_KEY: 4}, "pooling": "last"}, "last"),
+    ],
+)
+def test_pooling_is_the_flags_then_the_files(flags: dict[str, Any], pooling: str | None) -> None:
+    config = replace(DEMO, **flags)
+    assert Runtime(OpenModel.open(config), config).pooling == pooling
+
+
+def test_a_file_that_wants_to_rank_is_refused() -> None:
+    config = replace(DEMO, embeddings=True, override_kv={POOLING_KEY: 4})
+    with pytest.raises(GGUFError, match="pooling_type is 4"):
+        Runtime(OpenModel.open(config), config)
 
 
 def test_different_cache_types_are_refused() -> None:

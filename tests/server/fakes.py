@@ -11,10 +11,14 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
+
 from gguf_hybrid.engine.cache import CacheStats
+from gguf_hybrid.engine.pooling import Pooling
 from gguf_hybrid.engine.request import (
     Counters,
     Done,
+    Embedded,
     Event,
     Failed,
     Progress,
@@ -25,6 +29,7 @@ from gguf_hybrid.engine.request import (
     Token,
 )
 from gguf_hybrid.errors import ContextOverflowError, RequestError, StepError
+from gguf_hybrid.memory.store import Floats
 from gguf_hybrid.runtime_config import RuntimeConfig
 from gguf_hybrid.sampling.chain import Sampled
 from gguf_hybrid.sampling.probs import TokenProbs
@@ -62,6 +67,12 @@ def sampling_vocab() -> SamplingVocab:
     return SamplingVocab(pieces, words.eog_ids, words.encode)
 
 
+def embedding_of(prompt: Sequence[int], pooling: Pooling = Pooling.LAST) -> Floats:
+    """What the worker says is the embedding of a prompt: three numbers a vector."""
+    every = np.array([[token, i - 1, 0.5] for i, token in enumerate(prompt)], np.float32)
+    return every if pooling is Pooling.NONE else every[-1:]
+
+
 class FakeTask:
     """Plays the reply for each request in turn; ``gate`` holds it before every token."""
 
@@ -95,6 +106,9 @@ class FakeTask:
         events: list[Event] = [Started(request.id, 0, self.worker.n_ctx)]
         if request.return_progress:
             events.append(Progress(request.id, n, 1, n, 2, t))
+        if request.pooling is not None:
+            vectors = embedding_of(request.prompt, request.pooling)
+            return [*events, Embedded(request.id, 0, vectors, n)]
         return events + self._tokens(request, t)
 
     def _tokens(self, request: Request, t: Timings) -> list[Event]:
@@ -193,7 +207,7 @@ class FakeRuntime:
         )
         self.jinja = True
         self.speculative_types = "none"
-        self.pooling = None
+        self.pooling: Pooling | None = None
         self.model_config = SimpleNamespace(n_vocab=4096, n_embd=256, n_ctx_train=32768)
         self.info = SimpleNamespace(path=str(MODEL), ftype="Q4_K_M", n_params=8878384, size=5)
         self.limits = SimpleNamespace(n_slots=2, n_ctx=N_CTX)

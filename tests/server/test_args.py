@@ -99,6 +99,9 @@ def test_a_switch_without_negation_needs_a_true_word() -> None:
         (["--rpc", "x:1"], "remote devices"),
         (["--lora", "a.gguf"], "adapters"),
         (["--tools", "all"], "tools"),
+        (["--reranking"], "no ranking head"),
+        (["--pooling", "rank"], "no ranking head"),
+        (["--pooling", "max"], "--pooling: 'max'"),
         (["--spec-type", "draft-simple"], "draft-simple"),
         (["--chat-template-kwargs", "{bad"], "not valid JSON"),
         (["--chat-template-file", "/none/x"], "/none/x"),
@@ -107,6 +110,14 @@ def test_a_switch_without_negation_needs_a_true_word() -> None:
 )
 def test_what_is_refused_is_named_in_one_line(words: list[str], part: str) -> None:
     assert part in refusal(*words)
+
+
+def test_embeddings_are_switched_on() -> None:
+    assert not parsed().runtime.embeddings
+    asked = parsed("--embedding", "--pooling", "mean", "--embd-normalize", "-1")
+    assert asked.runtime.embeddings and asked.runtime.pooling == "mean"
+    assert asked.server.embd_normalize == -1
+    assert parsed(LLAMA_ARG_EMBEDDINGS="1", LLAMA_ARG_POOLING="cls").runtime.pooling == "cls"
 
 
 def test_a_bad_variable_is_named() -> None:
