@@ -172,7 +172,10 @@ class Sequences(RuleBasedStateMachine):
         self.talks = [*self.talks[-20:], each.prompt + end.tokens]
 
     def check_failure(self, each: Request, end: Failed) -> None:
-        """A prompt beyond the context, or a unified pool that all slots have filled."""
+        """A prompt beyond the context, a unified pool that all slots have filled, or a client that
+        has left already, to whom nothing is sent."""
+        if each.id in self.cancelled:
+            return
         if len(each.prompt) >= N_CTX:
             assert isinstance(end.error, ContextOverflowError)
         else:
