@@ -20,7 +20,9 @@ from gguf_hybrid.backend.select import (
     compiled_cpu,
     create_backend,
     free_memory,
+    own_cuda,
     require_backend,
+    wants_cpu,
 )
 from gguf_hybrid.config import ModelConfig, RopeScaling
 from gguf_hybrid.cpu import library
@@ -120,6 +122,7 @@ class Runtime:
             lambda text: self.tokenizer.encode(text, parse_special=False),
         )
         self.limits = plan_memory(opened, config)
+        self.cache_nbytes = cache_budget(opened, config, self.limits)
 
     @classmethod
     async def load(
@@ -187,7 +190,7 @@ class Runtime:
             n_ubatch=config.n_ubatch,
             n_rs_seq=N_RS_SEQ,
             slot_prompt_similarity=config.slot_prompt_similarity,
-            cache_ram_nbytes=None if config.cache_ram_mib < 0 else config.cache_ram_mib * MIB,
+            cache_ram_nbytes=self.cache_nbytes,
             ctx_checkpoints=config.ctx_checkpoints,
             checkpoint_min_step=config.checkpoint_min_step,
             cache_idle_slots=config.cache_idle_slots,
@@ -196,16 +199,7 @@ class Runtime:
 
     def sequence_format(self) -> SequenceFormat:
         """What a saved sequence of this model looks like."""
-        model, kv_type = self.model_config, _kv_type(self.config)
-        row = model.conv_state_size + model.delta_state_size
-        return SequenceFormat(
-            fingerprint=self.opened.fingerprint,
-            kv_type=kv_type,
-            n_planes=2 * len(model.attention_layers),
-            block_nbytes=BLOCK * model.kv_nbytes_per_token(kv_type, kv_type),
-            state_shape=(len(model.delta_net_layers), row),
-            n_vocab=model.n_vocab,
-        )
+        return SequenceFormat.of(self.model_config, _kv_type(self.config), self.opened.fingerprint)
 
 
 def plan_memory(opened: OpenModel, config: RuntimeConfig) -> Limits:
@@ -235,10 +229,29 @@ def plan_memory(opened: OpenModel, config: RuntimeConfig) -> Limits:
     return limits
 
 
+def cache_budget(opened: OpenModel, config: RuntimeConfig, limits: Limits) -> int | None:
+    """``--cache-ram`` in bytes, None = no limit. A GPU keeps checkpoints in its own memory, so
+    there it is at most what the model and its context leave."""
+    asked = None if config.cache_ram_mib < 0 else config.cache_ram_mib * MIB
+    if wants_cpu(config):
+        return asked
+    demand = memory_demand(opened, config, limits.n_slots)
+    left = free_memory(config) - config.fit_target_mib * MIB - demand.total(limits.n_ctx_total)
+    if asked is not None and asked <= left:
+        return asked
+    log.warning("--cache-ram: %d MiB are left for checkpoints on the GPU", max(left, 0) // MIB)
+    return max(left, 0)
+
+
 def memory_demand(opened: OpenModel, config: RuntimeConfig, n_slots: int) -> Demand:
     """What serving this model takes; mapped weights of the CPU backend are not counted."""
     trunk = opened.tensors.trunk.values()
-    weights = decoded_nbytes(trunk) if compiled_cpu(config) else mlx_nbytes(trunk)
+    if compiled_cpu(config):
+        weights = decoded_nbytes(trunk)
+    elif own_cuda(config):
+        weights = sum(tensor.nbytes for tensor in trunk)
+    else:
+        weights = mlx_nbytes(trunk)
     kv_type = _kv_type(config)
     return demand_of(opened.config, weights, n_slots, N_RS_SEQ, (kv_type, kv_type))
 

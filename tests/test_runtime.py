@@ -47,6 +47,19 @@ def test_slots_that_do_not_fit_are_refused_before_loading(monkeypatch: pytest.Mo
         plan_memory(OpenModel.open(config), config)
 
 
+@pytest.mark.parametrize(("free_mib", "budget_mib"), [(64 << 10, 8192), (1024 + 200, 100)])
+def test_a_gpu_keeps_checkpoints_in_what_the_model_leaves(
+    monkeypatch: pytest.MonkeyPatch, free_mib: int, budget_mib: int
+) -> None:
+    monkeypatch.setattr(runtime, "wants_cpu", lambda config: False)
+    monkeypatch.setattr(runtime, "free_memory", lambda config: free_mib << 20)
+    demand = Demand(weights=60 << 20, states=40 << 20, per_token=0)
+    monkeypatch.setattr(runtime, "memory_demand", lambda *args: demand)
+    opened = OpenModel.open(DEMO)
+    limits = plan_memory(opened, replace(DEMO, n_ctx=1024))
+    assert runtime.cache_budget(opened, DEMO, limits) == budget_mib << 20
+
+
 def test_auto_slots_share_the_whole_context() -> None:
     limits = plan_memory(OpenModel.open(DEMO), replace(DEMO, n_ctx=2048))
     assert (limits.n_slots, limits.n_ctx, limits.kv_unified) == (4, 2048, True)

@@ -77,7 +77,7 @@ def create_backend(model: ModelConfig, config: RuntimeConfig) -> Backend:
         return CpuBackend(model, config.n_threads, config.n_threads_batch, config.arithmetic)
     if wants_cpu(config):
         log.warning("no compiled CPU library: computing in plain MLX, which is slow on a CPU")
-    if not wants_cpu(config) and require_backend() == "cuda" and own_kernels():
+    if own_cuda(config):
         from gguf_hybrid.metal.driver import Device
 
         from .cuda import CudaBackend
@@ -90,9 +90,10 @@ def create_backend(model: ModelConfig, config: RuntimeConfig) -> Backend:
     return MlxBackend(model, mx.cpu if wants_cpu(config) else mx.gpu)
 
 
-def own_kernels() -> bool:
-    """Whether an NVIDIA GPU runs own kernels; ``GGUF_HYBRID_KERNELS=off`` leaves it to MLX."""
-    return os.environ.get("GGUF_HYBRID_KERNELS", "") != "off"
+def own_cuda(config: RuntimeConfig) -> bool:
+    """Whether an NVIDIA GPU will run own kernels; ``GGUF_HYBRID_KERNELS=off`` leaves it to MLX."""
+    off = os.environ.get("GGUF_HYBRID_KERNELS", "") == "off"
+    return not off and not wants_cpu(config) and require_backend() == "cuda"
 
 
 def free_memory(config: RuntimeConfig) -> int:
