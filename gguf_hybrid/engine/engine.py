@@ -245,6 +245,7 @@ class Engine:
     # -- one pass -----------------------------------------------------------------------------
 
     def _run(self, work: Sequence[Work]) -> None:
+        """Two steps where there are embeddings: a step ends in logits or in hidden states."""
         planned = self._plan(work)
         completions = [pair for pair in planned if not pair[0].is_embedding]
         embeddings = [pair for pair in planned if pair[0].is_embedding]
