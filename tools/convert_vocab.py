@@ -27,6 +27,7 @@ SPECIAL_KEYS = {
     "mask": "mask_token_id",
 }
 ADD_KEYS = ("bos", "eos", "sep")
+MAX_VOCAB = 1 << 24
 
 
 def string_array(values: list[str]) -> Field:
@@ -105,6 +106,8 @@ def _tokens(
     texts = {token_id: text for text, token_id in model["vocab"].items()}
     largest = max([*texts, *added])
     n_vocab = largest + 1 if vocab_size is None else vocab_size
+    if n_vocab > MAX_VOCAB:
+        raise ConfigError(f"{path / 'config.json'}: vocab_size is {n_vocab}, above {MAX_VOCAB}")
     if largest >= n_vocab:
         raise ConfigError(
             f"{path / 'tokenizer.json'}: id {largest} is outside vocab_size {n_vocab}"

@@ -33,6 +33,7 @@ def damaged(folder: Path, name: str, change: dict[str, Any]) -> Path:
     [
         ("model.safetensors.index.json", {"weight_map": {"a": 1.5, "b": "model.safetensors"}}),
         ("model.safetensors.index.json", {"weight_map": {"a": "../other.safetensors"}}),
+        ("config.json", {"vocab_size": 1 << 63}),
         ("tokenizer.json", {"post_processor": 1.5}),
         ("tokenizer.json", {"added_tokens": [None]}),
         ("tokenizer_config.json", {"added_tokens_decoder": []}),
