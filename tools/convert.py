@@ -23,7 +23,7 @@ from gguf_hybrid.weights.ggml import GGMLType
 from gguf_hybrid.weights.layout import expected_mtp_tensors, expected_tensors
 from gguf_hybrid.weights.metadata import Field
 
-from .convert_checkpoint import Array, Checkpoint, SourceTensor, open_checkpoint
+from .convert_checkpoint import Array, Checkpoint, SourceTensor, malformed, open_checkpoint
 from .convert_metadata import (
     architecture,
     general_fields,
@@ -84,20 +84,22 @@ def convert(
     Raises ConfigError or GGUFError, one line that names the file, key or tensor.
     """
     path = checkpoint.path
-    arch = architecture(path, checkpoint.config)
-    hparams = text_hparams(path, checkpoint.config)
-    n_mtp = 0 if mtp == "without" else count_mtp_layers(checkpoint.tensors)
-    if mtp == "only" and n_mtp == 0:
-        raise ConfigError(f"{path}: the checkpoint has no MTP layers (--mtp-only)")
-    selection = Selection(hparams.count("num_hidden_layers"), n_mtp, mtp == "only")
-    planned = plan_tensors(
-        checkpoint.tensors, linear_heads(hparams), selection, hparams.get("num_experts", 0)
-    )
+    with malformed(path, "config.json"):
+        arch = architecture(path, checkpoint.config)
+        hparams = text_hparams(path, checkpoint.config)
+        n_mtp = 0 if mtp == "without" else count_mtp_layers(checkpoint.tensors)
+        if mtp == "only" and n_mtp == 0:
+            raise ConfigError(f"{path}: the checkpoint has no MTP layers (--mtp-only)")
+        selection = Selection(hparams.count("num_hidden_layers"), n_mtp, mtp == "only")
+        planned = plan_tensors(
+            checkpoint.tensors, linear_heads(hparams), selection, hparams.get("num_experts", 0)
+        )
     text = [tensor for tensor in checkpoint.tensors.values() if text_name(tensor.name)]
     if outtype == "auto":
         outtype = guess_outtype(text)
     fields = general_fields(path, arch, planned, repo_id)
-    fields |= model_fields(arch, hparams, n_mtp, FILE_TYPES[outtype])
+    with malformed(path, "config.json"):
+        fields |= model_fields(arch, hparams, n_mtp, FILE_TYPES[outtype])
     fields |= vocab_fields(path, checkpoint.config)
     _check(path / "config.json", fields, planned, mtp_only=mtp == "only")
     tensors = [_output(tensor, outtype) for tensor in planned]

@@ -7,6 +7,7 @@ scale next to them (``weight_scale_inv``) are widened to float32 here, so nothin
 
 import json
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
@@ -121,6 +122,17 @@ def open_checkpoint(path: Path) -> Checkpoint:
         tensors |= _read_header(shard)
     _check_index(path, tensors)
     return Checkpoint(path, config, _attach_scales(path, config, tensors))
+
+
+@contextmanager
+def malformed(path: Path, names: str) -> Iterator[None]:
+    """Inside, a JSON value of another kind than expected becomes a GGUFError that says in which
+    of the files ``names`` of the checkpoint it is to be looked for."""
+    try:
+        yield
+    except (AttributeError, LookupError, OverflowError, TypeError, ValueError) as error:
+        reason = f"{type(error).__name__}: {error}".splitlines()[0]
+        raise GGUFError(f"{path}: {names} is malformed: {reason}") from error
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from gguf_hybrid.errors import ConfigError, GGUFError
+from gguf_hybrid.errors import ConfigError
 from gguf_hybrid.text.vocabulary import PRE_TOKENIZERS, TokenType
 from gguf_hybrid.weights.metadata import Field, ValueType
 
-from .convert_checkpoint import read_json
+from .convert_checkpoint import malformed, read_json
 
 SPECIAL_KEYS = {
     "bos": "bos_token_id",
@@ -43,15 +43,8 @@ def vocab_fields(path: Path, model_config: Mapping[str, Any]) -> dict[str, Field
     Raises ConfigError if the tokenizer is not one of this model family, GGUFError if one of its
     files holds a value where another kind is expected.
     """
-    try:
+    with malformed(path, "tokenizer.json or tokenizer_config.json"):
         return _vocab_fields(path, model_config)
-    except (AttributeError, LookupError, OverflowError, TypeError, ValueError) as error:
-        names = "tokenizer.json or tokenizer_config.json"
-        raise GGUFError(f"{path}: {names} is malformed: {_first_line(error)}") from error
-
-
-def _first_line(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}".splitlines()[0]
 
 
 def _vocab_fields(path: Path, model_config: Mapping[str, Any]) -> dict[str, Field]:

@@ -34,6 +34,8 @@ def damaged(folder: Path, name: str, change: dict[str, Any]) -> Path:
         ("model.safetensors.index.json", {"weight_map": {"a": 1.5, "b": "model.safetensors"}}),
         ("model.safetensors.index.json", {"weight_map": {"a": "../other.safetensors"}}),
         ("config.json", {"vocab_size": 1 << 63}),
+        ("config.json", {"text_config": {"layer_types": 1}}),
+        ("config.json", {"rope_parameters": "x"}),
         ("tokenizer.json", {"post_processor": 1.5}),
         ("tokenizer.json", {"added_tokens": [None]}),
         ("tokenizer_config.json", {"added_tokens_decoder": []}),
