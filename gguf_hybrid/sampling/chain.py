@@ -19,6 +19,7 @@ from gguf_hybrid.errors import StepError
 
 from . import filters
 from .candidates import Candidates, FloatArray
+from .device import Choice, common_chain
 from .draws import Draws, fresh_seed
 from .dry import Dry
 from .infill import infill
@@ -78,7 +79,10 @@ class Sampler:
         self._bias = LogitBias(biases) if biases else None
         self._history: list[Penalties | Dry] = []
         self._stages = self._mirostat_stages() if self.params.mirostat else self._listed_stages()
-        self._picker = self._make_picker(Draws(seed))
+        self._draws = Draws(seed)
+        self._picker = self._make_picker(self._draws)
+        plain = constraint is None and budget is None
+        self._common = common_chain(self.params, biases) if plain else None
 
     def accept_prompt(self, tokens: Iterable[int]) -> None:
         """Lets the penalties see the prompt. The constraint does not: it binds output only."""
@@ -100,6 +104,20 @@ class Sampler:
         """What ``sample`` can do before there are logits: on any thread, while the model runs."""
         if self.constraint:
             self.constraint.prepare_mask()
+
+    def choice(self, n_ahead: int = 0) -> Choice | None:
+        """What a device needs to choose in place of ``sample``; None if it can't. ``n_ahead``
+        tokens are still being chosen there. ``accept_choice`` has to follow for each."""
+        common = self._common
+        if common is None:
+            return None
+        window = self._penalties[0].before_the_last(n_ahead) if self._penalties else ()
+        return Choice(common, window, self._draws.ahead(n_ahead))
+
+    def accept_choice(self, token: int) -> None:
+        """A device chose ``token`` with the earliest number that ``choice`` gave."""
+        self._draws.uniform()
+        self.accept(token)
 
     def sample(self, logits: FloatArray) -> Sampled:
         """Draws a token for raw ``logits``, float32 [n_vocab], which are left unchanged.
@@ -154,6 +172,10 @@ class Sampler:
         if self.params.post_sampling_probs:
             return drawn_probs(drawn, position, n)
         return model_probs(logits, int(drawn.ids[position]), n)
+
+    @property
+    def _penalties(self) -> list[Penalties]:
+        return [penalty for penalty in self._history if isinstance(penalty, Penalties)]
 
     def _remember(self, token: int) -> None:
         for penalty in self._history:

@@ -4,6 +4,7 @@ So a seed gives the choices llama-server built with GCC gives for the same distr
 """
 
 import secrets
+from collections import deque
 
 import numpy as np
 
@@ -21,12 +22,22 @@ class Draws:
 
     def __init__(self, seed: int) -> None:
         self._generator = np.random.RandomState(seed)
+        self._drawn: deque[float] = deque()
 
     def _word(self) -> int:
         return int(self._generator.randint(0, 2**32, dtype=np.uint32))
 
     def uniform(self) -> float:
         """In [0, 1), from two words, the first the low one."""
+        return self._drawn.popleft() if self._drawn else self._fresh()
+
+    def ahead(self, n: int) -> float:
+        """What ``uniform`` will give after ``n`` more calls of it."""
+        while len(self._drawn) <= n:
+            self._drawn.append(self._fresh())
+        return self._drawn[n]
+
+    def _fresh(self) -> float:
         low, high = self._word(), self._word()
         return min((high * 2.0**32 + low) / 2.0**64, 1.0 - 2.0**-53)
 

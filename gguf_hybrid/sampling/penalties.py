@@ -50,6 +50,14 @@ class Penalties:
         self._window.append(token)
         self._counts[token] += 1
 
+    def before_the_last(self, n_more: int) -> list[int]:
+        """The window once ``n_more`` tokens have been accepted, without those and, for 0, without
+        the latest; ``n_more`` is 0 or 1."""
+        said = list(self._window)
+        if not n_more:
+            return said[:-1]
+        return said[1:] if len(said) == self._window.maxlen else said
+
     def _forget(self, token: int) -> None:
         self._counts[token] -= 1
         if not self._counts[token]:

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 from gguf_hybrid.metal import kernel, shim
 from gguf_hybrid.metal.kernel import FOLDER, Body
+from support import float_cases
 from support import kernel_cases as cases
 
 pytestmark = pytest.mark.skipif(shim.compiler() is None, reason="no C++ compiler")
@@ -26,20 +27,30 @@ MUTATIONS = {
     "attend_split": ("mass[r] * fade[r] + sum", "mass[r] + sum"),
     "attend_merge": ("mass += weight *", "mass +="),
     "top_experts": ("best == value ? -at", "best == value ? -at - 1"),
-    "gate_up": ("silu(simd_sum(g[r][0]))", "simd_sum(g[r][0])"),
-    "down": ("b * (K_USED + 1) + K_USED]", "b * (K_USED + 1)]"),
+    "gate_up": ("silu(g) * u", "g * u"),
+    "down": ("s < KS; ++s", "s < 1; ++s"),
     "matmul": ("x_words[at + 8 * 36 + 4]", "x_words[at + 8 * 36]"),
     "expert_tiles": ("first += count", "first += count - 1"),
     "swiglu": ("silu(gate[i]) * up[i]", "silu(up[i]) * gate[i]"),
     "combine": ("rank < K_USED; ++rank", "rank < K_USED - 1; ++rank"),
     "repack": ("i * (CODES + 1)", "i * CODES"),
+    "raw_matvec": ("first + b < n_rows", "first + b < n_rows - 1"),
+    "raw_gate_up": ("at + UP_AT", "at"),
+    "raw_down": ("acc[r] += weights[pair] *", "acc[r] +="),
+    "delta_rows": ("rate * (mixed", "(mixed"),
+    "attend_blocks": ("i = tid / D; i < count", "i = tid / D; i < count - 1"),
+    "attend_join": ("mass += weight *", "mass +="),
+    "take_tokens": ("picks[source[i]]", "picks[i]"),
+    "sample_slices": ("best == mine ? -id", "best == mine ? id"),
+    "sample_merge": ("fma(knob[3], total, -sum)", "fma(knob[3], 1.0f, -sum)"),
 }
 
 NAMES = sorted(path.stem for path in FOLDER.glob("*.metal"))
 
 
 def case(name: str) -> Callable[[Body], float]:
-    found: Callable[[Body], float] = getattr(cases, name)
+    module = float_cases if name in float_cases.__all__ else cases
+    found: Callable[[Body], float] = getattr(module, name)
     return found
 
 

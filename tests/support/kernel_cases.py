@@ -13,7 +13,9 @@ from gguf_hybrid.weights.ggml import GGMLType
 from .kernel_references import (
     EPS,
     FLOAT_TYPES,
+    ROW_TILE,
     delta_rule,
+    empty_records,
     error,
     recorded,
     records,
@@ -39,25 +41,36 @@ def _empty(*shape: int, dtype: type = np.float32) -> np.ndarray:
 
 
 def norm(body: Body) -> float:
+    """Alone, and behind the outputs of two experts and a shared one."""
     rng, k = _rng(), 288
     x, w = _floats(rng, 3, k), _floats(rng, k)
-    y, half = _empty(3, k), _empty(3, k, dtype=np.float16)
-    q = np.zeros((3, k // 32, 12), np.uint32)
-    constants = {"K": k, "RECORDS": 1, "HALVES": 1, "LANES": 128, "EPS": EPS}
-    run(body, constants, [x, w, y, q, half], (3, 1, 1), 128)
-    wanted = rms(x) * w
-    codes = error(recorded(q), records(y)[1])
-    return max(error(y, wanted), codes, error(half.astype(np.float32), wanted) / 1e3)
+    routed, weights = _floats(rng, 3, 3, k), _floats(rng, 3, 3)
+    worst = 0.0
+    for ranks in (0, 3):
+        y, half, q = _empty(3, k), _empty(3, k, dtype=np.float16), empty_records(3, k)
+        sums, joined = x.astype(np.float64), x.copy()
+        if ranks:
+            sums = x + (weights[..., None].astype(np.float64) * routed).sum(1)
+        constants = {"K": k, "RECORDS": 1, "HALVES": 1, "LANES": 128, "EPS": EPS}
+        constants |= {"RANKS": ranks, "K_USED": 2}
+        run(body, constants, [joined, routed, weights, w, joined, y, q, half], (3, 1, 1), 128)
+        wanted = rms(sums) * w
+        codes = error(recorded(q, 3), records(y)[1])
+        f16 = error(half.astype(np.float32), wanted) / 1e3
+        worst = max(worst, error(y, wanted), error(joined, sums), codes, f16)
+    return worst
 
 
 def _matvec(body: Body, types: list[GGMLType], sizes: list[int], rows: int, k: int) -> float:
     rng = _rng()
     x = _floats(rng, rows, k)
     q, values = records(x)
+    padded = _empty(ROW_TILE, k)
+    padded[:rows] = x
     pairs = [weight(rng, t, n, k) for t, n in zip(types, sizes, strict=True)]
     outs = [_empty(rows, n) for n in sizes]
     residual = _floats(rng, rows, sizes[0])
-    tiles, float_rows = (1, 2) if rows <= 8 else (2, 3)
+    tiles, float_rows = (1, 2) if rows <= 8 else (4, 3)
     constants = {"K": k, "NT": tiles, "FR": float_rows, "ADD": 1}
     constants |= {f"T{i}": int(t) for i, t in enumerate(types)}
     constants |= {f"N{i}": n for i, n in enumerate(sizes)}
@@ -65,7 +78,7 @@ def _matvec(body: Body, types: list[GGMLType], sizes: list[int], rows: int, k: i
         -(-n // (float_rows if t in FLOAT_TYPES else 16)) for t, n in zip(types, sizes, strict=True)
     ]
     grid = (sum(blocks), -(-rows // (8 * tiles)), 1)
-    run(body, constants, [q, x, *(p for p, _ in pairs), residual, *outs, rows], grid, 256)
+    run(body, constants, [q, padded, *(p for p, _ in pairs), residual, *outs, rows], grid, 256)
     worst = 0.0
     for i, (t, (_, w), y) in enumerate(zip(types, pairs, outs, strict=True)):
         wanted = (x.astype(np.float64) if t in FLOAT_TYPES else values) @ w.T
@@ -133,7 +146,7 @@ def delta_step(body: Body) -> float:
         i = _delta_inputs(2)
         reads, writes = np.array([1, -1], np.int32), np.array([3, 0], np.int32)
         before, pool = i["pool"].copy(), i["pool"].copy()
-        y, q = _empty(2, 128), np.zeros((2, 4, 12), np.uint32)
+        y, q = _empty(2, 128), empty_records(2, 128)
         constants = GEOMETRY | {"TILED": tiled, "ROW_FLOATS": LAYER, "EPS": EPS}
         run(body, constants, [i["qkv"], i["z"], i["alpha"], i["beta"], i["taps"], i["dt_bias"],
             i["a"], i["norm"], reads, writes, pool, pool, y, q], (4, 2, 1), 256)  # fmt: skip
@@ -151,7 +164,7 @@ def delta_step(body: Body) -> float:
                 wanted = rms(o[0]) * i["norm"] * silu(i["z"][b, h])
                 got = pool[writes[b], 3 * CONV :].reshape(4, 32, 32)[h]
                 worst = max(worst, error(got, states[0]), error(y[b].reshape(4, 32)[h], wanted))
-        worst = max(worst, error(recorded(q), records(y)[1]), error(pool[1], before[1]))
+        worst = max(worst, error(recorded(q, 2), records(y)[1]), error(pool[1], before[1]))
     return worst
 
 
@@ -264,19 +277,20 @@ def attend_split(body: Body) -> float:
 
 
 def attend_merge(body: Body) -> float:
-    rng, d, heads, splits = _rng(), 64, 3, 4
+    rng, d, heads, splits = _rng(), 64, 6, 4
     parts, qg = _floats(rng, heads, splits, d), _floats(rng, heads, 2 * d)
     mass = np.abs(_floats(rng, heads, splits, 2))
     mass[1, 2] = (-3.0e38, 0.0)
     parts[1, 2] = 0.0
-    y, q = _empty(heads, d), np.zeros((heads, 2, 12), np.uint32)
+    y, q = _empty(heads, d), empty_records(2, 3 * d)
     half = _empty(heads, d, dtype=np.float16)
-    constants = {"D": d, "S": splits, "RECORDS": 1, "HALVES": 1}
+    constants = {"D": d, "NH": 3, "S": splits, "RECORDS": 1, "HALVES": 1}
     run(body, constants, [parts, mass, qg, y, q, half], (heads, 1, 1), d)
     w = np.exp(mass[..., 0] - mass[..., 0].max(-1, keepdims=True))
     o = (w[..., None] * parts).sum(1) / (w * mass[..., 1]).sum(-1)[:, None]
     wanted = o * sigmoid(qg[:, d:])
-    return max(error(y, wanted), error(recorded(q), records(y)[1]), error(half, wanted) / 1e3)
+    codes = error(recorded(q, 2), records(y.reshape(2, -1))[1])
+    return max(error(y, wanted), codes, error(half, wanted) / 1e3)
 
 
 def top_experts(body: Body) -> float:
@@ -297,51 +311,70 @@ def top_experts(body: Body) -> float:
 
 
 RANKS = {"K_USED": 2, "RANKS": 3}
+CHOSEN = np.array([[2, 0], [1, 2], *[[2, 1]] * 7, [3, 2], [3, 2]], np.int32)
+"""Expert 2 is everyone's, at either rank: more rows than a tile. Expert 0 has one row."""
 
 
 def gate_up(body: Body) -> float:
-    """Experts of width 256 in Q4_K, a shared one of width 512 in Q6_K."""
-    rng, n, k, f, fs, experts = _rng(), 2, 256, 256, 512, 3
+    few = _gate_up(body, T.Q4_K, T.Q6_K, CHOSEN[:2], 1)
+    many = _gate_up(body, T.Q5_K, T.Q8_0, CHOSEN, 2)
+    return max(few, many, _gate_up(body, T.F32, T.Q4_K, CHOSEN[:2], 1))
+
+
+def _gate_up(body: Body, routed: T, common: T, chosen: np.ndarray, tiles: int) -> float:
+    """Experts of width 256, a shared one of width 512."""
+    rng, n, k, f, fs = _rng(), len(chosen), 512, 256, 512
     x = _floats(rng, n, k)
     q, values = records(x)
-    stacks = [weight(rng, T.Q4_K, experts * f, k) for _ in range(2)]
-    shared = [weight(rng, T.Q6_K, fs, k) for _ in range(2)]
-    chosen = np.array([[2, 0], [1, 2]], np.int32)
-    y, hq = _empty(n, 3, fs), np.zeros((n * 3, fs // 32, 12), np.uint32)
-    sizes = {"K": k, "F": f, "FS": fs, "FMAX": fs, "TE": int(T.Q4_K), "TS": int(T.Q6_K)}
-    constants = RANKS | sizes | {"EXPERT_ROWS": f, "R": 4}
+    stacks = [weight(rng, routed, 4 * f, k) for _ in range(2)]
+    shared = [weight(rng, common, fs, k) for _ in range(2)]
+    y, hq = _empty(n, 3, fs), empty_records(n * 3, fs)
+    sizes = {"K": k, "F": f, "FS": fs, "FMAX": fs, "TE": int(routed), "TS": int(common)}
+    constants = RANKS | sizes | {"EXPERT_ROWS": f, "NT": tiles, "KS": 2}
     weights = [p for p, _ in (*stacks, *shared)]
-    run(body, constants, [q, x, chosen, *weights, y, hq], (n * 3, fs // 32, 1), 256)
+    arguments = [q, x, chosen.copy(), *weights, y, hq, n]
+    run(body, constants, arguments, (2 * n + 1, fs // 32, 1), 256)
     worst = 0.0
     for b in range(n):
         for rank in range(3):
             pairs, rows = (shared, slice(None)) if rank == 2 else (stacks, slice(None))
             if rank < 2:
                 rows = slice(chosen[b, rank] * f, (chosen[b, rank] + 1) * f)
-            gate, up = (values[b] @ w[rows].T for _, w in pairs)
+            is_float = rank < 2 and routed in FLOAT_TYPES
+            gate, up = ((x if is_float else values)[b] @ w[rows].T for _, w in pairs)
             worst = max(worst, error(y[b, rank, : gate.size], silu(gate) * up))
-    codes = error(recorded(hq).reshape(n, 3, fs)[:, 2], records(y[:, 2])[1])
-    return max(worst, codes)
+    y[:, :2, f:] = 0.0
+    codes = recorded(hq, 3 * n).reshape(n, 3, fs)
+    codes[:, :2, f:] = 0.0
+    return max(worst, error(codes, records(y.reshape(-1, fs))[1].reshape(n, 3, fs)))
 
 
 def down(body: Body) -> float:
-    rng, n, out, f, fs, experts = _rng(), 2, 36, 256, 512, 3
+    few = _down(body, T.Q6_K, T.Q5_K, CHOSEN[:2], 1)
+    many = _down(body, T.Q4_K, T.Q4_0, CHOSEN, 2)
+    return max(few, many, _down(body, T.Q4_K, T.BF16, CHOSEN[:2], 1))
+
+
+def _down(body: Body, routed: T, common: T, chosen: np.ndarray, tiles: int) -> float:
+    rng, n, out, f, fs = _rng(), len(chosen), 112, 256, 512
     h = _floats(rng, n * 3, fs)
     q, values = records(h)
-    stack, w = weight(rng, T.Q6_K, experts * out, f)
-    shared, ws = weight(rng, T.Q5_K, out, fs)
-    chosen = np.array([[2, 0], [1, 2]], np.int32)
-    mix, residual, y = np.abs(_floats(rng, n, 3)), _floats(rng, n, out), _empty(n, out)
-    sizes = {"N": out, "R": 2, "F": f, "FS": fs, "FMAX": fs, "TE": int(T.Q6_K), "TS": int(T.Q5_K)}
-    arguments = [q, h, chosen, mix, stack, shared, residual, y]
-    run(body, RANKS | sizes, arguments, (n, -(-out // 8), 1), 128)
-    wanted = residual.astype(np.float64)
+    stack, w = weight(rng, routed, 4 * out, f)
+    shared, ws = weight(rng, common, out, fs)
+    y = _empty(n, 3, out)
+    sizes = {"N": out, "F": f, "FS": fs, "FMAX": fs, "TE": int(routed), "TS": int(common)}
+    constants = RANKS | sizes | {"NT": tiles, "KS": 2}
+    arguments = [q, h, chosen.copy(), stack, shared, y, n]
+    run(body, constants, arguments, (2 * n + 1, -(-out // 64), 1), 256)
+    if common in FLOAT_TYPES:
+        values.reshape(n, 3, fs)[:, 2] = h.reshape(n, 3, fs)[:, 2]
     values = values.reshape(n, 3, fs)
+    wanted = np.empty((n, 3, out))
     for b in range(n):
         for rank in range(2):
             rows = w[chosen[b, rank] * out : (chosen[b, rank] + 1) * out]
-            wanted[b] += mix[b, rank] * (rows @ values[b, rank, :f])
-        wanted[b] += mix[b, 2] * (ws @ values[b, 2])
+            wanted[b, rank] = rows @ values[b, rank, :f]
+        wanted[b, 2] = ws @ values[b, 2]
     return error(y, wanted)
 
 
@@ -420,3 +453,76 @@ def repack(body: Body) -> float:
     run(body, {"T0": int(T.Q8_0)}, [raw, out, n], (2, 1, 1), 64)
     wanted = np.concatenate([raw[..., :2].reshape(n, -1), raw[..., 2:].reshape(n, -1)], axis=1)
     return float((out != wanted).any())
+
+
+def take_tokens(body: Body) -> float:
+    """0 if exactly the rows with a source get its pick."""
+    source, picks = np.array([1, -1, 0, 2], np.int32), np.array([7, 9, -1], np.int32)
+    tokens = np.array([3, 4, 5, 6], np.int32)
+    run(body, {}, [source, picks, tokens, 4], (1, 1, 1), 32)
+    return float(tokens.tolist() != [9, 4, 7, 0])
+
+
+SAMPLING = {"SLICES": 3, "K_MAX": 8, "BIASES": 2, "WINDOW": 6}
+
+
+def sample_slices(body: Body) -> float:
+    """Two rows: biases, a window that says tokens twice, ties, NaN; a row without any of it."""
+    v, k = 200, 5
+    logits = np.round(_floats(_rng(), 2, v) * 2)
+    logits[0, 130] = np.nan
+    counts, knobs = np.zeros((2, 3 + 2 + 6), np.int32), np.zeros((2, 7 + 2), np.float32)
+    knobs[:, 0] = 1
+    counts[:, 0] = k
+    counts[0, 1:5] = (2, 5, 20, 150)
+    counts[0, 5:9] = (40, 60, 40, 199)
+    knobs[0] = (1.25, 0.5, 0.25, 0, 0, 0, 0, 9.0, -np.inf)
+    tokens = np.array([60, 1], np.int32)
+    values, ids = _empty(2, 8, 3), np.full((2, 8, 3), -7, np.int32)
+    constants = {"V": v, "LANES": 64} | SAMPLING
+    run(body, constants, [logits, tokens, counts, knobs, values, ids], (3, 2, 1), 64)
+    moved = np.where(np.isnan(logits), np.inf, logits).astype(np.float64)
+    moved[0, [20, 150]] += (9.0, -np.inf)
+    for token, n in ((40, 2), (60, 2), (199, 1)):
+        said = moved[0, token]
+        moved[0, token] = (said * 1.25 if said <= 0 else said / 1.25) - (n * 0.5 + 0.25)
+    wrong = 0.0
+    for row in range(2):
+        for i, part in enumerate(np.split(np.arange(v), [67, 134])):
+            best = part[np.argsort(-moved[row, part], kind="stable")[:k]]
+            wrong += (ids[row, :k, i] != best).sum() + (
+                values[row, :k, i] != moved[row, best]
+            ).sum()
+    return float(wrong)
+
+
+def sample_merge(body: Body) -> float:
+    """0 if each number picks what the definition picks. The logits of the last row are infinite."""
+    rng, k, n = _rng(), 7, 40
+    values = -np.sort(-_floats(rng, n, 8, 3) * 2, axis=1)
+    values[-1, 0, 1] = np.inf
+    ids = rng.permuted(np.tile(np.arange(24, dtype=np.int32), (n, 1)), axis=1).reshape(n, 8, 3)
+    counts, knobs = np.zeros((n, 3 + 2 + 6), np.int32), np.zeros((n, 7 + 2), np.float32)
+    counts[:, 0] = k
+    knobs[:, 3] = rng.choice([0.0, 0.5, 0.9, 1.0], n)
+    knobs[:, 4] = np.log(rng.choice([0.01, 0.1, 1e-30], n))
+    knobs[:, 5] = rng.choice([0.3, 1.0, 2.0], n)
+    knobs[:, 6] = rng.uniform(size=n)
+    picks = np.full(n, -7, np.int32)
+    arguments = [values, ids, counts, knobs, picks]
+    run(body, SAMPLING, arguments, (n, 1, 1), 32)
+    wanted = [_picked(*each, k) for each in zip(values, ids, knobs, strict=True)]
+    return float((picks != wanted).sum())
+
+
+def _picked(values: np.ndarray, ids: np.ndarray, knobs: np.ndarray, k: int) -> int:
+    best = np.argsort(-values.ravel(), kind="stable")[:k]
+    logits = values.ravel()[best].astype(np.float64)
+    if not np.isfinite(logits[0]):
+        return -1
+    weights = np.exp(logits - logits[0])
+    within = np.cumsum(weights) - weights < knobs[3] * weights.sum()
+    within[0] = True
+    logits = logits[within & (logits >= logits[0] + knobs[4])]
+    sums = np.cumsum(np.exp((logits - logits[0]) / knobs[5]))
+    return int(ids.ravel()[best[np.searchsorted(sums, knobs[6] * sums[-1], side="right")]])
