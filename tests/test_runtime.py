@@ -158,7 +158,7 @@ def test_without_the_compiled_library_mlx_computes(
 
     async def name_of_backend() -> str:
         loaded = await Runtime.load(config, lambda error: None)
-        name = await loaded.worker.call(lambda engine: engine._model.backend.name)  # type: ignore[attr-defined]
+        name = await loaded.worker.call(lambda engine: engine._passes._model.backend.name)  # type: ignore[attr-defined]
         await loaded.close()
         return str(name)
 

@@ -72,7 +72,7 @@ class BareModel:
     def _forward(self, rows: Sequence[tuple[int, Ids, int]]) -> None:
         step = Step(tuple(self.memory.plan(*row) for row in rows))
         self.model.forward(step, self.memory.store)
-        self.memory.commit(step)
+        self.memory.commit(step.rows)
 
     def _tokens(self, n: int) -> Ids:
         return self._rng.integers(0, self._n_vocab, n, dtype=np.int32)

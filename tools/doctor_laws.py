@@ -42,7 +42,7 @@ class Sequences:
         rows = [self.memory.plan(seq, np.array(tokens, np.int32), 1) for seq, tokens in work]
         step = Step(tuple(rows))
         logits = self.model.forward(step, self.memory.store)
-        self.memory.commit(step)
+        self.memory.commit(step.rows)
         return list(logits)
 
 

@@ -11,18 +11,33 @@ order per weight type whatever the row count, expert outputs summed in rank orde
 by the row's own length only, delta-rule chunks at absolute multiples of ``CHUNK``.
 """
 
-from collections.abc import Mapping
-from typing import Any, Protocol
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
 
 from gguf_hybrid.config import ModelConfig
 from gguf_hybrid.memory.store import Floats, StateSnapshot, Store, StoreSpec
+from gguf_hybrid.sampling.device import Choice
 from gguf_hybrid.step import Step
 from gguf_hybrid.weights.ggml import GGMLType
 from gguf_hybrid.weights.reader import TensorInfo
 
 Tensors = Mapping[str, TensorInfo]
 
-__all__ = ["Backend", "Floats", "StateSnapshot", "Store", "StoreSpec", "Tensors"]
+__all__ = [
+    "Backend",
+    "Floats",
+    "Launched",
+    "Picked",
+    "SamplingBackend",
+    "StateSnapshot",
+    "Store",
+    "StoreSpec",
+    "Tensors",
+]
+
+GIVEN = -1
+"""Source of a row whose token the step holds itself."""
 
 
 class Backend(Protocol):
@@ -84,4 +99,40 @@ class Backend(Protocol):
     def undo(self, plan: Any) -> None:
         """The step failed: what it wrote into the store must not be in the way of the next one.
         Committed cells and rows are as before it."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Picked:
+    """What a launched step came to.
+
+    tokens  of every row; -1 where the logits were not finite, any for a row without a choice
+    logits  float32 [n, n_vocab] of the rows without a choice, in order
+    """
+
+    tokens: list[int]
+    logits: Floats
+
+
+class Launched(Protocol):
+    """A step that the device works on."""
+
+    def wait(self) -> Picked:
+        """Until it is done. What fails only now has cost the device; nothing is as it was."""
+        ...
+
+
+@runtime_checkable
+class SamplingBackend(Protocol):
+    """A backend that can choose tokens itself, so that the next step need not wait for the host."""
+
+    n_sampled_rows: int
+    """Most rows of one such step; each has one token and wants its logits."""
+
+    def launch(
+        self, head: Any, x: Any, plan: Any, choices: Sequence[Choice | None], sources: Sequence[int]
+    ) -> Launched:
+        """Start the step and return. Row i takes the token that the step launched last chose for
+        its row ``sources[i]``, or its own for ``GIVEN``; ``choices[i]`` says how its next one is
+        chosen, None that its logits are wanted. A failure leaves everything as it was."""
         ...

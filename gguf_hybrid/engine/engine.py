@@ -1,47 +1,36 @@
-"""Requests in, events out: each ``step`` admits, plans one pass, runs it and settles its rows.
+"""Requests in, events out: each ``step`` admits, runs one pass (``passes``) and settles its rows.
 
-Used from one thread only. A row that fails ends its own request: a failing pass is abandoned, which
-leaves every sequence as it was, and repeated in halves until the guilty row is alone. Sampler,
-text reader and cuts are the request's own, so no row sees its neighbours.
+Used from one thread only. Sampler, text reader and cuts are the request's own, so no row sees its
+neighbours.
 """
 
 import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Protocol
 
 import numpy as np
 
+from gguf_hybrid.backend.base import GIVEN, Picked
 from gguf_hybrid.errors import ContextOverflowError, RequestError, StepError
 from gguf_hybrid.memory.hybrid import HybridMemory
 from gguf_hybrid.memory.sequence_file import SavedSequence
-from gguf_hybrid.memory.store import Floats, Store, StoreSpec
-from gguf_hybrid.step import Row, Step
+from gguf_hybrid.memory.store import Floats
+from gguf_hybrid.sampling.chain import Sampled
 
 from .admission import Admission, Admitted
 from .cache import PromptCache
 from .contents import Contents, Reuse
+from .flight import Flight, Model, Planned
 from .masks import MaskWorkers
 from .options import EngineOptions
+from .passes import Passes, as_step_error
 from .request import Counters, Embedded, Event, Failed, Progress, Request, SlotView, Started, Token
-from .scheduler import Scheduler, Work
+from .scheduler import Scheduler
 from .slot import Job, Phase, Slot, done_event
 from .stop import stop_after_token
 
 logger = logging.getLogger(__name__)
-
-Planned = list[tuple[Work, Row]]
-
-
-class Model(Protocol):
-    """What the engine asks of a model (``gguf_hybrid.model``)."""
-
-    def new_store(self, spec: StoreSpec) -> Store: ...
-
-    def forward(self, step: Step, store: Store) -> Floats: ...
-
-    def hidden(self, step: Step, store: Store) -> Floats: ...
 
 
 class Engine:
@@ -61,10 +50,10 @@ class Engine:
         self.slots = [Slot(i, self.limits.n_ctx) for i in range(self.limits.n_slots)]
         self.contents = Contents(self.memory, self.cache, self.slots)
         self.counters = Counters()
-        self._model = model
         self._clock = clock
         self._admission = Admission(self.slots, options.slot_prompt_similarity)
         self._scheduler = Scheduler(options.n_ubatch, options.pace)
+        self._passes = Passes(model, self.contents, options.pace, clock, self)
         self._masks = MaskWorkers()
         self._slot_actions: list[tuple[int, Callable[[], None]]] = []
         self._events: list[Event] = []
@@ -151,12 +140,10 @@ class Engine:
         self._count_requests()
 
     def run_pass(self) -> None:
-        """One forward pass over all slots that have something to do."""
+        """One forward pass over all slots that have something to do. Where the device chooses the
+        tokens, the next one is launched before this one's results are looked at."""
         self._choose_late_tokens()
-        work = self._scheduler.next_pass(self.slots)
-        if work:
-            self.counters.n_busy_slots += sum(not slot.is_idle for slot in self.slots)
-            self._run(work)
+        if self._passes.run(lambda: self._scheduler.next_pass(self.slots)):
             self.cache.trim()
         elif late := self._late_jobs():
             self._masks.wait_for_any(late)
@@ -176,6 +163,11 @@ class Engine:
         self._slot_actions = [item for item in self._slot_actions if item not in ready]
         for _, action in ready:
             action()
+
+    def can_admit(self) -> bool:
+        """Whether somebody waits and a slot may be free for them."""
+        waits = bool(len(self._admission) or self._slot_actions)
+        return waits and any(slot.is_idle for slot in self.slots)
 
     def _count_requests(self) -> None:
         self.counters.requests_deferred = len(self._admission)
@@ -216,7 +208,7 @@ class Engine:
         try:
             request.sampler.accept_prompt(request.prompt)
         except Exception as error:
-            self._fail(slot, _as_step_error("sampler", error))
+            self.fail(slot, as_step_error("sampler", error))
         else:
             self._masks.begin(slot.job)
 
@@ -224,105 +216,51 @@ class Engine:
         """The slot is free again and keeps its tokens; those of an embedding serve nobody."""
         self._n_released += 1
         job = slot.release(self._n_released)
+        self._passes.drop(slot)
         if job.vectors is not None:
             self.contents.clear(slot)
         self.counters.tokens_predicted += job.timings.predicted_n
         self.counters.tokens_predicted_timed += max(job.timings.predicted_n - 1, 0)
         self.counters.tokens_predicted_seconds += job.timings.predicted_ms / 1000
         for follower in job.waiting_followers():
-            self._fail(follower, StepError("the request that read the prompt has ended"))
+            self.fail(follower, StepError("the request that read the prompt has ended"))
         return job
 
-    def _fail(self, slot: Slot, error: RequestError) -> None:
+    def fail(self, slot: Slot, error: RequestError) -> None:
         """End the slot's request with an error. Its sequence is not trusted any more."""
         assert slot.job is not None
         for follower in slot.job.waiting_followers():
-            self._fail(follower, error)
+            self.fail(follower, error)
         self._events.append(Failed(slot.job.request.id, error))
         self._release(slot)
         self.contents.clear(slot)
 
     # -- one pass -----------------------------------------------------------------------------
 
-    def _run(self, work: Sequence[Work]) -> None:
-        """Two steps where there are embeddings: a step ends in logits or in hidden states."""
-        planned = self._plan(work)
-        completions = [pair for pair in planned if not pair[0].is_embedding]
-        embeddings = [pair for pair in planned if pair[0].is_embedding]
-        if completions:
-            self._run_step(completions, self._model.forward, self._settle)
-        if embeddings:
-            self._run_step(embeddings, self._model.hidden, self._settle_embeddings)
-
-    def _run_step(
-        self,
-        planned: Planned,
-        run: Callable[[Step, Store], Floats],
-        settle: Callable[[Planned, Floats], None],
-    ) -> None:
-        step = Step(tuple(row for _, row in planned))
-        began = self._clock()
-        try:
-            values = run(step, self.memory.store)
-        except Exception as error:
-            self.memory.abandon(step.rows)
-            self._isolate([item for item, _ in planned], error)
-            return
-        self.memory.commit(step)
-        self._count_pass(planned, self._clock() - began)
-        settle(planned, values)
-
-    def _plan(self, work: Sequence[Work]) -> Planned:
-        """Reserve memory for each row. Prompts wait while others can go on without them."""
-        planned: Planned = []
-        refused = []
-        for item in work:
-            row = self.contents.reserve(item)
-            if row is None:
-                refused.append(item)
-            else:
-                planned.append((item, row))
-        for item in refused:
-            if not item.is_prompt or not planned:
-                self._fail(item.slot, StepError("Context size has been exceeded."))
-                break
-        return planned
-
-    def _isolate(self, work: Sequence[Work], error: Exception) -> None:
-        """A pass failed and changed nothing: repeat its halves, down to the guilty row."""
-        if len(work) == 1:
-            logger.error("slot %d: the model failed", work[0].slot.id, exc_info=error)
-            self._fail(work[0].slot, _as_step_error("model", error))
-            return
-        middle = len(work) // 2
-        self._run(work[:middle])
-        self._run([item for item in work[middle:] if item.slot.job is not None])
-
-    def _count_pass(self, planned: Planned, seconds: float) -> None:
-        n_prompt = sum(len(row) for item, row in planned if item.is_prompt)
-        n_decoding = sum(not item.is_prompt for item, _ in planned)
-        self._scheduler.pace.note(n_prompt, seconds)
-        self.counters.n_decode += 1
-        self.counters.n_decode_rows += n_decoding
-        self.counters.n_decode_passes += n_decoding > 0
-
-    def _settle(self, planned: Planned, logits: Floats) -> None:
+    def settle(self, flight: Flight, picked: Picked) -> None:
         """Rows are committed: move slots on, keep checkpoints, sample; late grammars last."""
         at = 0
         late: list[tuple[Slot, Floats]] = []
-        for item, row in planned:
-            slot = item.slot
-            slot.tokens.extend(row.tokens.tolist())
+        for i, (item, row) in enumerate(flight.planned):
+            slot, chosen = item.slot, flight.choices[i] is not None
+            n_logits = 0 if chosen else row.n_logits
+            if i in flight.dropped:
+                at += n_logits
+                continue
+            fed = row.tokens if flight.sources[i] == GIVEN else slot.next_token()
+            slot.tokens.extend(fed.tolist())
             self.counters.n_tokens_max = max(self.counters.n_tokens_max, len(slot.tokens))
             if item.is_prompt:
                 self._settle_prompt(slot, len(row))
-            if row.n_logits:
+            if chosen:
+                self._accept_choice(slot, picked.tokens[i])
+            elif n_logits:
                 for sampling in self._sampling_slots(slot):
                     if sampling.job and sampling.job.mask and not sampling.job.mask.done():
-                        late.append((sampling, logits[at]))
+                        late.append((sampling, picked.logits[at]))
                     else:
-                        self._sample(sampling, logits[at])
-            at += row.n_logits
+                        self._sample(sampling, picked.logits[at])
+            at += n_logits
         for slot, row_logits in late:
             self._sample_late(slot, row_logits)
 
@@ -349,7 +287,7 @@ class Engine:
             job.phase = Phase.DECODE
             self._sample(slot, logits)
 
-    def _settle_embeddings(self, planned: Planned, hidden: Floats) -> None:
+    def settle_embeddings(self, planned: Planned, hidden: Floats) -> None:
         """Rows are committed: gather their hidden states; those that are complete are given out."""
         at = 0
         for item, row in planned:
@@ -364,7 +302,7 @@ class Engine:
 
     def _give_out(self, slot: Slot, request_id: int, vectors: Floats) -> None:
         if not np.isfinite(vectors).all():
-            self._fail(slot, StepError("the model produced hidden states that are not finite"))
+            self.fail(slot, StepError("the model produced hidden states that are not finite"))
             return
         job = self._release(slot)
         self.counters.prompt_seconds += self._clock() - job.started
@@ -405,23 +343,45 @@ class Engine:
         try:
             self.contents.copy_prompt(slot, follower)
         except MemoryError as error:
-            self._fail(follower, _as_step_error("copy of the prompt", error))
+            self.fail(follower, as_step_error("copy of the prompt", error))
             return False
         return True
 
     def _sample(self, slot: Slot, logits: Floats) -> None:
         job = slot.job
         assert job is not None
-        request = job.request
-        try:
+
+        def sample() -> Sampled:
             if job.mask is not None:
                 job.mask.result()
-            sampled = request.sampler.sample(logits)
-            request.sampler.accept(sampled.id)
+            sampled = job.request.sampler.sample(logits)
+            job.request.sampler.accept(sampled.id)
+            return sampled
+
+        self._go_on(slot, job, sample)
+
+    def _accept_choice(self, slot: Slot, token: int) -> None:
+        """The device's; -1: it could not choose."""
+        job = slot.job
+        assert job is not None
+
+        def accept() -> Sampled:
+            if token < 0:
+                raise StepError("the model produced logits that are not finite")
+            job.request.sampler.accept_choice(token)
+            return Sampled(token)
+
+        self._go_on(slot, job, accept)
+
+    def _go_on(self, slot: Slot, job: Job, sample: Callable[[], Sampled]) -> None:
+        """With the next token, to the next pass or to the end."""
+        request = job.request
+        try:
+            sampled = sample()
             is_eog = sampled.id in self.options.eog_ids
             piece = request.reader.push(sampled.id, is_eog)
         except Exception as error:
-            self._fail(slot, _as_step_error("sampler", error))
+            self.fail(slot, as_step_error("sampler", error))
             return
         job.note_token(sampled.id, piece, self._clock())
         stop = stop_after_token(
@@ -449,11 +409,3 @@ class Engine:
             self._events.append(done_event(slot, job, piece, stop))
         else:
             self._masks.begin(job)
-
-
-def _as_step_error(what: str, error: Exception) -> RequestError:
-    """What the client is told; errors made for it are passed on."""
-    if isinstance(error, RequestError):
-        return error
-    logger.error("the %s failed", what, exc_info=error)
-    return StepError(f"the {what} failed: {type(error).__name__}: {error}")

@@ -137,6 +137,12 @@ class Slot:
         assert self.job is not None
         return np.array(self.job.generated[-1:], dtype=np.int32)
 
+    def is_at_last_token(self) -> bool:
+        """Whether the token after those absorbed and the one on its way must be the last."""
+        assert self.job is not None
+        n_predict, n_generated = self.job.request.n_predict, len(self.job.generated)
+        return len(self.tokens) + 2 >= self.n_ctx or 0 <= n_predict <= n_generated + 1
+
     def release(self, number: int) -> Job:
         """The request has ended; the tokens stay."""
         assert self.job is not None

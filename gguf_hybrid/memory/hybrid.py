@@ -8,7 +8,7 @@ refuses whatever would leave a state that still remembers removed tokens, a remo
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gguf_hybrid.step import Ids, Row, Step
+from gguf_hybrid.step import Ids, Row
 
 from .kv import BlockPool, KVExhausted, KVMemory, n_blocks_for
 from .recurrent import RecurrentMemory
@@ -76,9 +76,9 @@ class HybridMemory:
         start = self._kv.length(seq_id)
         return Row(seq_id, start, tokens, state_read, state_write, blocks, n_logits)
 
-    def commit(self, step: Step) -> None:
-        """The model has run the step: its tokens are absorbed."""
-        for row in step.rows:
+    def commit(self, rows: Sequence[Row]) -> None:
+        """The model has run the rows of a step: their tokens are absorbed."""
+        for row in rows:
             self._kv.commit(row.seq_id, len(row))
             self._recurrent.commit(row.seq_id, len(row), row.state_write)
 

@@ -5,11 +5,19 @@ keeps its tensors under their GGUF names. The next-token (MTP) block is recognis
 left out here. x <- x + mixer(RMS(x)); x <- x + FFN(RMS(x)) per block, then norm and head.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from gguf_hybrid.backend.base import Backend, Floats, Store, StoreSpec
+from gguf_hybrid.backend.base import (
+    Backend,
+    Floats,
+    Launched,
+    SamplingBackend,
+    Store,
+    StoreSpec,
+)
 from gguf_hybrid.config import ModelConfig
+from gguf_hybrid.sampling.device import Choice
 from gguf_hybrid.step import Step
 from gguf_hybrid.weights.decode import computable
 from gguf_hybrid.weights.layout import check_tensors
@@ -50,6 +58,22 @@ class Qwen35:
     def forward(self, step: Step, store: Store) -> Floats:
         """Run one step: float32 [n_logits, n_vocab], in the order of ``step.logit_index``."""
         return self._evaluate(step, store, self.backend.logits)
+
+    @property
+    def n_sampled_rows(self) -> int:
+        """Most rows of a step that ``launch`` takes; 0 where only the host can choose tokens."""
+        backend = self.backend
+        return backend.n_sampled_rows if isinstance(backend, SamplingBackend) else 0
+
+    def launch(
+        self, step: Step, store: Store, choices: Sequence[Choice | None], sources: Sequence[int]
+    ) -> Launched:
+        """Start a step of single tokens whose next tokens the device chooses; see
+        ``SamplingBackend.launch``."""
+        backend = self.backend
+        assert isinstance(backend, SamplingBackend)
+        plan = backend.begin(step, store)
+        return backend.launch(self.head, self._blocks(plan), plan, choices, sources)
 
     def hidden(self, step: Step, store: Store) -> Floats:
         """Run one step for embeddings: the hidden state of every token after the final norm,

@@ -17,7 +17,7 @@ def feed(memory: HybridMemory, model: FakeModel, seq_id: int, ids: np.ndarray) -
     """Logits of the last token after one step."""
     row = memory.plan(seq_id, ids, 1)
     logits = model.forward(Step((row,)), memory.store)
-    memory.commit(Step((row,)))
+    memory.commit([row])
     return logits[0]
 
 
@@ -125,7 +125,7 @@ def test_copies_part_ways(memory: HybridMemory, model: FakeModel) -> None:
     assert memory.pool.n_used == 2
     rows = [memory.plan(s, ids, 1) for s, ids in ((0, b), (1, c), (2, b))]
     logits = model.forward(Step(tuple(rows)), memory.store)
-    memory.commit(Step(tuple(rows)))
+    memory.commit(rows)
     expected = [fresh(model, a, b), fresh(model, a, c), fresh(model, a, b)]
     assert (logits == np.stack(expected)).all()
     assert memory.pool.n_used == 4, "the full block stays shared, each tail is its own"

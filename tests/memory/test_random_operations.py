@@ -45,7 +45,7 @@ class MemoryMachine(RuleBasedStateMachine):
         if fails:
             self.memory.abandon(rows)
             return
-        self.memory.commit(step)
+        self.memory.commit(step.rows)
         for row, got in zip(rows, logits, strict=True):
             self.expected[row.seq_id] += row.tokens.tolist()
             assert (got == self.hash_of(self.expected[row.seq_id])).all()

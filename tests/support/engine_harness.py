@@ -59,6 +59,14 @@ class Harness:
         self.clock += step.n_tokens * self.seconds_per_token
         return self.model.forward(step, store)
 
+    @property
+    def n_sampled_rows(self) -> int:
+        return self.model.n_sampled_rows
+
+    def launch(self, step: Any, store: Any, choices: Any, sources: Any) -> Any:
+        self.clock += step.n_tokens * self.seconds_per_token
+        return self.model.launch(step, store, choices, sources)
+
     def hidden(self, step: Any, store: Any) -> Any:
         self.clock += step.n_tokens * self.seconds_per_token
         return self.model.hidden(step, store)

@@ -101,6 +101,8 @@ class FakeModel:
         self.rounds = rounds
         self.steps: list[Step] = []
 
+    n_sampled_rows = 0
+
     def new_store(self, spec: StoreSpec) -> FakeStore:
         return FakeStore(spec)
 
