@@ -49,10 +49,13 @@ class SlotFiles:
         self._worker = worker
 
     async def save(self, id_slot: int, filename: str) -> SlotFileReport:
-        """Write what a slot holds, once it is free. RequestError (500) if the disk refuses."""
+        """Write what a slot holds, once it is free. RequestError for an empty slot (400), or if the
+        disk refuses (500)."""
         began = time.perf_counter()
         path = self.path_of(filename)
         saved = await self._worker.call_when_idle(id_slot, lambda e: e.save_slot(id_slot))
+        if not saved.tokens:
+            raise RequestError("Unable to save slot: it is empty")
         try:
             n_bytes = await asyncio.to_thread(self._write, path, saved)
         except OSError as error:

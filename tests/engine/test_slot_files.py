@@ -73,7 +73,7 @@ async def test_save_waits_for_a_busy_slot(server: Server) -> None:
     task = server.worker.submit([request(prompt(10), -1, id_slot=0)])
     await anext(task.events())
     save = asyncio.create_task(server.files.save(0, "a.bin"))
-    assert (await server.files.save(1, "b.bin")).n_tokens == 0
+    assert await server.files.erase(1) == 0, "an idle slot is not waited for"
     assert not save.done()
     task.cancel()
     assert (await save).n_tokens > 0
@@ -141,7 +141,14 @@ async def test_good_name(server: Server, tmp_path: Path, name: str) -> None:
     assert [path.name for path in tmp_path.iterdir()] == [name], "no temporary file stays"
 
 
+async def test_an_empty_slot_is_not_saved(server: Server, tmp_path: Path) -> None:
+    with pytest.raises(RequestError, match="empty"):
+        await server.files.save(0, "a.bin")
+    assert list(tmp_path.iterdir()) == []
+
+
 async def test_saving_over_a_link_replaces_the_link(server: Server, tmp_path: Path) -> None:
+    await server.ask(prompt(5), 0)
     outside = tmp_path.parent / "outside.txt"
     outside.write_text("keep")
     os.symlink(outside, tmp_path / "a.bin")

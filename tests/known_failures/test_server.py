@@ -192,10 +192,10 @@ def test_no_address_in_a_message_is_visited(server: ServerProcess, single: Serve
     assert single.log.stat().st_size == before
 
 
-def test_an_empty_slot_saves_nothing_and_says_so(server: ServerProcess) -> None:
-    """Report 38: as in llama-server, the count in the answer tells; the file restores nothing."""
+def test_saving_an_empty_slot_is_an_error(server: ServerProcess) -> None:
+    """Report 38: no file is left behind that would restore nothing."""
     call(server, "POST", "/slots/3?action=erase")
-    saved = call(server, "POST", "/slots/3?action=save", {"filename": "none.bin"})
-    assert saved[0] == 200 and saved[1]["n_saved"] == 0
+    status, body = call(server, "POST", "/slots/3?action=save", {"filename": "none.bin"})
+    assert status == 400 and "empty" in body["error"]["message"]
     restored = call(server, "POST", "/slots/3?action=restore", {"filename": "none.bin"})
-    assert restored[1]["n_restored"] == 0
+    assert restored[0] == 400
