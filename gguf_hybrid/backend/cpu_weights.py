@@ -42,7 +42,9 @@ def memory_nbytes(prepared: Iterable[Prepared]) -> int:
 
 
 def matrix(tensor: TensorInfo) -> Weight:
-    """A 2-D weight, or a 3-D stack of expert weights; 1-D counts as one row."""
+    """A 2-D weight, or a 3-D stack of expert weights; 1-D counts as one row. Its pages are mapped
+    from here on."""
+    tensor.map_pages()
     *stack, n, k = (1, *tensor.shape) if len(tensor.shape) == 1 else tensor.shape
     row = row_nbytes(tensor.type, k)
     return Weight(

@@ -5,9 +5,11 @@ header, so a damaged file is refused before memory is spent. Layout: docs of the
 version 2 has the same bytes. Data of a tensor is a read-only view of the mapping.
 """
 
+import contextlib
 import mmap
 import os
 import stat
+import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from math import prod
@@ -28,6 +30,8 @@ VERSIONS = (2, 3)
 MAX_DIMS = 4
 MAX_NAME_BYTES = 63
 DEFAULT_ALIGNMENT = 32
+MADV_POPULATE_READ = 22
+"""Of <linux/mman.h>; Python's mmap does not name it."""
 MIN_FIELD_BYTES = 8 + 1 + 4 + 1
 MIN_INFO_BYTES = 8 + 1 + 4 + 4 + 8
 
@@ -66,6 +70,14 @@ class TensorInfo:
     def address(self) -> int:
         """Address of the first byte; valid as long as this object lives."""
         return int(self.data.ctypes.data)
+
+    def map_pages(self) -> None:
+        """Read the pages into memory and map them now, where the system can (Linux 5.14), so that
+        the first request does not pay for a fault every 4 KiB."""
+        if self.in_file and sys.platform == "linux":
+            first = self.offset // mmap.PAGESIZE * mmap.PAGESIZE
+            with contextlib.suppress(OSError):
+                self.mapping.madvise(MADV_POPULATE_READ, first, self.offset + self.nbytes - first)
 
     def drop_pages(self) -> None:
         """Let the system reclaim the mapped pages; they are read again when touched."""

@@ -9,9 +9,23 @@ inline float* y_row(const PanelArgs& a, int64_t i) {
   return a.y + (a.y_rows != nullptr ? a.y_rows[i] : i) * a.y_stride;
 }
 
+// What to fetch meanwhile: the same block of the next panel's rows, which are contiguous, or nearly
+// so. A super-block is fetched piece by piece while it is multiplied, because all at once would wait
+// for the few lines a core can have on their way; small blocks are fetched when they are unpacked.
+struct Ahead {
+  const uint8_t* p;
+  size_t bytes;  // 0: nothing to fetch
+
+  void all() const {
+    for (size_t at = 0; at < bytes; at += 64) __builtin_prefetch(p + at, 0, 2);
+  }
+  void part(int j) const { __builtin_prefetch(p + j * (bytes / 64), 0, 2); }  // of 64
+};
+
 // acc[i] += one 32-element block times row i of x.
 template <class Unpack, int n_x>
-inline void dot_block(const Block32& w, const Act32* const x[n_x], Floats acc[n_x]) {
+inline void dot_block(const Block32& w, const Act32* const x[n_x], const Ahead&,
+                      Floats acc[n_x]) {
   Ints dots[n_x];
   for (int i = 0; i < n_x; ++i) {
     dots[i] = ints(0);
@@ -52,7 +66,8 @@ inline Ints dot_pairs(const Block256& w, const Act256& x, Ints acc) {
 
 // acc[i] += one 256-element super-block times row i of x.
 template <class Unpack, int n_x>
-inline void dot_block(const Block256& w, const Act256* const x[n_x], Floats acc[n_x]) {
+inline void dot_block(const Block256& w, const Act256* const x[n_x], const Ahead& ahead,
+                      Floats acc[n_x]) {
   constexpr int kQuads = Unpack::kGroup / 4;
   Ints totals[n_x];
   for (int i = 0; i < n_x; ++i) {
@@ -63,6 +78,7 @@ inline void dot_block(const Block256& w, const Act256* const x[n_x], Floats acc[
     for (int i = 0; i < n_x; ++i) dots[i] = ints(0);
     for (int j = g * kQuads; j < (g + 1) * kQuads; ++j) {
       const Ints codes = load(w.codes[j]);
+      ahead.part(j);
       for (int i = 0; i < n_x; ++i) {
         const Ints four = broadcast(x[i]->q + 4 * j);
         dots[i] = Unpack::kWide ? dot4_wide(dots[i], codes, four) : dot4(dots[i], codes, four);
@@ -92,22 +108,21 @@ struct PanelOf {
   using Act = std::conditional_t<kSuper, Act256, Act32>;
   // Blocks unpacked at a time while one tile holds all rows of x: they stay in the L1 cache.
   static constexpr int64_t kChunk = kSuper ? 1 : 8;
-};
 
-// Fetches one block of each of the next panel's rows: the panel is contiguous, or nearly so.
-inline void read_ahead(const PanelArgs& a, int64_t block, size_t block_bytes) {
-  if (a.read_next == nullptr) return;
-  const size_t bytes = block_bytes * kPanelRows;
-  const uint8_t* p = a.read_next + static_cast<size_t>(block) * bytes;
-  for (size_t i = 0; i < bytes; i += 64) __builtin_prefetch(p + i, 0, 2);
-}
+  // Only the first tile of a panel fetches; for the others, a line that is there already.
+  static Ahead ahead(const PanelArgs& a, int64_t block, bool first_tile) {
+    if (!first_tile || a.read_next == nullptr) return {a.x, 0};
+    const size_t bytes = kSize.bytes * kPanelRows;
+    return {a.read_next + static_cast<size_t>(block) * bytes, bytes};
+  }
+};
 
 template <class Unpack>
 inline void unpack_blocks(const PanelArgs& a, int64_t first, int64_t last,
                           typename PanelOf<Unpack>::Block* out) {
   constexpr size_t kBytes = PanelOf<Unpack>::kSize.bytes;
   for (int64_t b = first; b < last; ++b) {
-    read_ahead(a, b, kBytes);
+    if (!PanelOf<Unpack>::kSuper) PanelOf<Unpack>::ahead(a, b, true).all();
     Unpack::unpack(a.weights + static_cast<size_t>(b) * kBytes, a.row_stride, out[b - first]);
   }
 }
@@ -139,7 +154,7 @@ inline void run_tile(const PanelArgs& a, int64_t first_x, bool unpack, int64_t c
     const int64_t last = first + chunk < n_blocks ? first + chunk : n_blocks;
     if (unpack) unpack_blocks<Unpack>(a, first, last, blocks);
     for (int64_t b = first; b < last; ++b) {
-      dot_block<Unpack, n_x>(blocks[b - first], x, acc);
+      dot_block<Unpack, n_x>(blocks[b - first], x, Panel::ahead(a, b, unpack), acc);
       for (int i = 0; i < n_x; ++i) ++x[i];
     }
   }
