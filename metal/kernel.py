@@ -3,17 +3,18 @@
 ``NAME.metal`` holds a body in the common dialect (MSL's words). Comment lines ``//:`` declare its
 parameters in order: ``in`` and ``out`` are arrays, ``alias`` an input that may share memory with an
 output, plain ``int`` a value passed at launch, ``const`` a number compiled in. On CUDA and on the
-CPU shim the parameters become a function. For Metal the bodies are written (``metal.h``), but no
-wrapper builds them yet and nothing was run there.
+CPU shim the parameters become a function; for Metal MLX writes it around the body (``apple.py``).
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
 FOLDER = Path(__file__).parent
 KINDS = ("in", "out", "alias", "int", "const")
+HELPERS = ("blocks.h", "floats.h")
+"""Headers of the common dialect, for every target; ``tiles.h`` needs int8 matrix units."""
 
 Constants = Mapping[str, int | float]
 
@@ -25,6 +26,16 @@ class Parameter:
     kind: str
     type: str
     name: str
+
+
+@dataclass(frozen=True, slots=True)
+class MetalSource:
+    """A body for ``mx.fast.metal_kernel``: names of its arrays, text in front, text inside."""
+
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    header: str
+    source: str
 
 
 @dataclass(frozen=True)
@@ -51,9 +62,9 @@ class Body:
         return "\n".join(
             [
                 header("cuda.h"),
-                header("blocks.h"),
+                *map(header, HELPERS),
                 header("tiles.h"),
-                f'extern "C" __global__ void ggh_{self.name}({signature}) {{',
+                f'extern "C" __global__ void {_bounds(constants)}ggh_{self.name}({signature}) {{',
                 "await_inputs();",
                 self._constants(constants),
                 self.text,
@@ -67,7 +78,7 @@ class Body:
         return "\n".join(
             [
                 header("host.h"),
-                header("blocks.h"),
+                *map(header, HELPERS),
                 header("tiles.h"),
                 "static void** arguments_of_launch;",
                 f"static void ggh_{self.name}() {{",
@@ -81,6 +92,24 @@ class Body:
                 "}",
             ]
         )
+
+    def metal(self, constants: Constants, absent: Collection[str] = ()) -> MetalSource:
+        """What ``mx.fast.metal_kernel`` is made from. ``absent`` arrays are null in this variant:
+        the body never touches them under these constants.
+
+        A value is passed as an array of one, the only form that MLX gives a fixed type.
+        """
+        arrays = [p for p in self.arguments if p.name not in absent]
+        values = [p for p in arrays if p.kind == "int"]
+        lines = [f"const int {p.name} = {p.name}_at[0];" for p in values]
+        lines += [_null(p) for p in self.arguments if p.name in absent]
+        return MetalSource(
+            inputs=tuple(f"{p.name}_at" if p.kind == "int" else p.name for p in arrays
+                         if p.kind != "out"),
+            outputs=tuple(p.name for p in arrays if p.kind == "out"),
+            header="\n".join([header("metal.h"), *map(header, HELPERS)]),
+            source="\n".join([*lines, self._constants(constants), self.text]),
+        )  # fmt: skip
 
     def _constants(self, constants: Constants) -> str:
         wanted = [p for p in self.parameters if p.kind == "const"]
@@ -106,6 +135,13 @@ def _parameter(kernel: str, words: list[str]) -> Parameter:
     return Parameter(words[0], words[1], words[2])
 
 
+def _bounds(constants: Constants) -> str:
+    """A limit on registers: RESIDENT threadgroups of LANES lanes fit a multiprocessor."""
+    if "RESIDENT" not in constants:
+        return ""
+    return f"__launch_bounds__({constants['LANES']}, {constants['RESIDENT']}) "
+
+
 def _cuda_argument(p: Parameter) -> str:
     if p.kind == "in":
         return f"const {p.type}* __restrict__ {p.name}"
@@ -119,6 +155,11 @@ def _host_argument(p: Parameter, i: int) -> str:
         return f"const int {p.name} = *(const int*)arguments_of_launch[{i}];"
     mutability = "" if p.kind == "out" else "const "
     return f"{mutability}{p.type}* {p.name} = ({mutability}{p.type}*)arguments_of_launch[{i}];"
+
+
+def _null(p: Parameter) -> str:
+    mutability = "" if p.kind == "out" else "const "
+    return f"{mutability}device {p.type}* {p.name} = nullptr;"
 
 
 def _literal(p: Parameter, value: int | float) -> str:

@@ -1,4 +1,7 @@
 // What the common kernel dialect needs beside MSL itself. Not run: no Metal device was at hand.
+#include <metal_stdlib>
+using namespace metal;
+
 #define INLINE inline
 #define PRAGMA(text) _Pragma(#text)
 #define UNROLL_BY(n) PRAGMA(clang loop unroll_count(n))

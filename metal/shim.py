@@ -37,7 +37,7 @@ class Function:
 
     def __init__(self, body: Body, constants: Constants) -> None:
         self._body = body
-        self._run = ctypes.CDLL(str(_library(body.host(constants)))).run
+        self._run = ctypes.CDLL(str(library(body.host(constants)))).run
 
     def launch(self, grid: tuple[int, int, int], n_lanes: int, *arguments: int) -> None:
         """Raises Deadlock."""
@@ -68,8 +68,8 @@ def run(
     Function(body, constants).launch(grid, n_lanes, *addresses)
 
 
-def _library(source: str) -> Path:
-    """The compiled body, kept in the temporary folder under the hash of its source."""
+def library(source: str) -> Path:
+    """The compiled source, kept in the temporary folder under the hash of its source."""
     folder = Path(tempfile.gettempdir()) / "gguf-hybrid-shim"
     folder.mkdir(exist_ok=True)
     target = folder / f"{hashlib.sha256(source.encode()).hexdigest()[:24]}.so"

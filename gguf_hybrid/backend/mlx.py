@@ -12,20 +12,28 @@ import mlx.core as mx
 import numpy as np
 
 from gguf_hybrid.config import ModelConfig
+from gguf_hybrid.metal.apple import Kernels
 from gguf_hybrid.step import BLOCK, CHUNK, Row, Step
 from gguf_hybrid.weights.ggml import GGMLType
 from gguf_hybrid.weights.reader import TensorInfo
 
 from .base import Floats, StoreSpec, Tensors
-from .mlx_delta import delta_chunks, delta_step
+from .kernel_choice import KernelChoice
+from .mlx_choice import checked
+from .mlx_delta import delta_piece, delta_step
 from .mlx_linear import Linear, linear_of, vector_of
+from .mlx_own import OwnOperations, RawBlocks, RawLinear, attends, raw_of
+from .mlx_stock import (
+    DeltaWeights,
+    StockOperations,
+    attend_piece,
+    decays,
+    fused_delta,
+    has_fused_delta,
+    silu,
+)
 from .mlx_store import MlxStore
 from .rope import rope_of
-
-DELTA_CHUNK = 16
-"""Tokens per chunk of the delta rule; divides ``CHUNK``. On a CPU small chunks win: the work inside
-a chunk grows with its length squared."""
-
 
 CACHE_LIMIT = 512 << 20
 """Bytes of freed buffers that MLX may keep for reuse; memory of a server must come back."""
@@ -62,11 +70,17 @@ class Plan:
 
 
 class MlxBackend:
-    """``gguf_hybrid.backend.base.Backend`` in plain MLX, float32 throughout."""
+    """``gguf_hybrid.backend.base.Backend`` in MLX, float32 throughout.
+
+    Without ``choice`` everything is stock MLX; with it, own Metal kernels stand in for operations
+    (``mlx_choice``). Raises BackendError if one that was asked for by name fails its check.
+    """
 
     kernel_types = frozenset(GGMLType)
 
-    def __init__(self, config: ModelConfig, device: mx.DeviceType) -> None:
+    def __init__(
+        self, config: ModelConfig, device: mx.DeviceType, choice: KernelChoice | None = None
+    ) -> None:
         mx.set_default_device(mx.Device(device))
         self.config = config
         if mx.metal.is_available() and device == mx.gpu:
@@ -74,28 +88,47 @@ class MlxBackend:
             mx.set_wired_limit(int(mx.device_info()["max_recommended_working_set_size"]))
         mx.set_cache_limit(CACHE_LIMIT)
         self.name = f"mlx ({mx.default_device().type.name})"
+        self._fused = mx.metal.is_available() and device == mx.gpu
+        self._stock = StockOperations(config, self._fused)
+        self._kernels = Kernels()
+        self._own = OwnOperations(config, self._kernels)
+        self.own = checked(choice, config, self._stock, self._own, self._kernels)
         self._rope = rope_of(config)
         self._weights: list[Linear | mx.array] = []
 
     # -- weights ------------------------------------------------------------------------------
 
     def prepare_embedding(self, token_embd: TensorInfo) -> Linear:
-        embedding: Linear = self._keep(linear_of(token_embd))
+        embedding: Linear = self._keep(self._matrix(token_embd))
         return embedding
 
     def prepare_block(self, layer: int, tensors: Tensors) -> dict[str, Any]:
-        """Matrices as ``Linear``, vectors and the convolution as float32 arrays."""
+        """Matrices as ``Linear``, vectors and the convolution as float32 arrays, expert stacks as
+        ``RawBlocks`` where an own kernel reads them."""
         block: dict[str, Any] = {}
+        own_stacks = self.own.stacks(tensors)
         for name, tensor in tensors.items():
-            vector = len(tensor.shape) == 1 or name in {"ssm_conv1d.weight"}
-            block[name] = self._keep(vector_of(tensor) if vector else linear_of(tensor))
+            if len(tensor.shape) == 1 or name == "ssm_conv1d.weight":
+                weight: Any = vector_of(tensor)
+            elif name in own_stacks:
+                weight = raw_of(tensor)
+            elif len(tensor.shape) > 2:
+                weight = linear_of(tensor)
+            else:
+                weight = self._matrix(tensor)
+            block[name] = self._keep(weight)
         return block
+
+    def _matrix(self, tensor: TensorInfo) -> Linear:
+        if self.own.takes("matvec", tensor):
+            return RawLinear(self._kernels, raw_of(tensor))
+        return linear_of(tensor)
 
     def prepare_head(
         self, output_norm: TensorInfo, output: TensorInfo, embedding: Linear
     ) -> tuple[mx.array, Linear]:
         tied = output.name == "token_embd.weight"
-        head = embedding if tied else self._keep(linear_of(output))
+        head = embedding if tied else self._keep(self._matrix(output))
         return self._keep(vector_of(output_norm)), head
 
     def weight_nbytes(self) -> int:
@@ -170,46 +203,60 @@ class MlxBackend:
         h = self._norm(x, block["attn_norm.weight"])
         qkv = block["attn_qkv.weight"](h)
         z = block["attn_gate.weight"](h)
-        beta = mx.sigmoid(block["ssm_beta.weight"](h))
-        g = _softplus(block["ssm_alpha.weight"](h) + block["ssm_dt.bias"]) * block["ssm_a"]
-        parts = [
-            self._mix(group, qkv, g, beta, block["ssm_conv1d.weight"], plan.store, index)
-            for group in plan.groups
-        ]
+        alpha, beta = block["ssm_alpha.weight"](h), block["ssm_beta.weight"](h)
+        w = DeltaWeights(block["ssm_conv1d.weight"], block["ssm_dt.bias"], block["ssm_a"])
+        parts = []
+        for group in plan.groups:
+            span = slice(group.first, group.end)
+            mix = self._mix_singles if group.n == 1 else self._mix
+            parts.append(mix(group, qkv[span], alpha[span], beta[span], w, plan.store, index))
         o = self._norm(mx.concatenate(parts), block["ssm_norm.weight"])
-        o = o * _silu(z.reshape(o.shape))
+        o = o * silu(z.reshape(o.shape))
         mixed: mx.array = block["ssm_out.weight"](o.reshape(-1, c.value_dim))
         return x + mixed
 
+    def _mix_singles(
+        self, group: Group, qkv: mx.array, alpha: mx.array, beta: mx.array, w: DeltaWeights,
+        store: MlxStore, index: int,
+    ) -> mx.array:  # fmt: skip
+        """Convolution and delta rule of rows of one token; o [rows, H_v, D]."""
+        read = tuple(row.state_read for row in group.rows)
+        write = tuple(row.state_write[0] for row in group.rows)
+        conv, delta = store.conv[index].read(read), store.delta[index].read(read)
+        operations = self._own if "delta_step" in self.own.names else self._stock
+        after = operations.delta_step(qkv, alpha, beta, w, conv, delta)
+        store.conv[index].write(write, after.conv)
+        store.delta[index].write(write, after.delta)
+        return after.o
+
     def _mix(
-        self,
-        group: Group,
-        qkv: mx.array,
-        g: mx.array,
-        beta: mx.array,
-        taps: mx.array,
-        store: MlxStore,
-        index: int,
-    ) -> mx.array:
-        """Convolution and delta rule of one group; o [tokens, H_v, D]."""
-        span = slice(group.first, group.end)
-        shape = (len(group.rows), group.n)
-        q, k, v, history = self._convolve(group, qkv[span].reshape(*shape, -1), taps, store, index)
-        g, beta = g[span].reshape(*shape, -1), beta[span].reshape(*shape, -1)
-        state = store.delta[index].read(tuple(row.state_read for row in group.rows))
-        n_states = len(group.rows[0].state_write)
+        self, group: Group, qkv: mx.array, alpha: mx.array, beta: mx.array, w: DeltaWeights,
+        store: MlxStore, index: int,
+    ) -> mx.array:  # fmt: skip
+        """The same of one longer row; o [tokens, H_v, D]."""
+        (row,) = group.rows
+        before = store.conv[index].read((row.state_read,))
+        q, k, v, history = self._stock.convolve(qkv[None], w.taps, before)
+        g, beta = decays(alpha, w)[None], mx.sigmoid(beta)[None]
+        state = store.delta[index].read((row.state_read,))
+        n_states = len(row.state_write)
         outputs = []
-        tail = group.n - n_states + 1 if n_states > 1 else group.n
-        for first, end in _pieces(group.rows[0].start, tail):
-            cut = [a[:, first:end] for a in (q, k, v, g, beta)]
-            o, state = _delta_piece(cut, state)
+        tail = group.n - n_states + 1
+        for first, end in _pieces(row.start, tail):
+            o, state = self._delta_piece([a[:, first:end] for a in (q, k, v, g, beta)], state)
             outputs.append(o)
         self._write_states(group, history, state, tail, 0, store, index)
         for t in range(tail, group.n):
             o, state = delta_step(q[:, t], k[:, t], v[:, t], g[:, t], beta[:, t], state)
             outputs.append(o[:, None])
             self._write_states(group, history, state, t + 1, t + 1 - tail, store, index)
-        return mx.concatenate(outputs, axis=1).reshape(group.end - group.first, *v.shape[2:])
+        return mx.concatenate(outputs, axis=1)[0]
+
+    def _delta_piece(self, cut: list[mx.array], state: mx.array) -> tuple[mx.array, mx.array]:
+        if self._fused and has_fused_delta(self.config):
+            q, k, v, g, beta = cut
+            return fused_delta(q, k, v, g, beta, state)
+        return delta_piece(cut, state)
 
     def _write_states(
         self,
@@ -226,35 +273,6 @@ class MlxBackend:
         n_taps = self.config.ssm_conv_kernel - 1
         store.conv[index].write(rows, history[:, n_absorbed : n_absorbed + n_taps])
         store.delta[index].write(rows, state)
-
-    def _convolve(
-        self, group: Group, qkv: mx.array, taps: mx.array, store: MlxStore, index: int
-    ) -> tuple[mx.array, mx.array, mx.array, mx.array]:
-        """Causal depthwise convolution with SiLU: q, k, v [B, n, H_v, D] and the input history."""
-        c = self.config
-        before = store.conv[index].read(tuple(row.state_read for row in group.rows))
-        history = mx.concatenate([before, qkv], axis=1)
-        n = group.n
-        y = history[:, :n] * taps[:, 0]
-        for i in range(1, c.ssm_conv_kernel):
-            y = y + history[:, i : i + n] * taps[:, i]
-        y = _silu(y)
-        heads = y.reshape(len(group.rows), n, -1, c.ssm_state_size)
-        n_k = c.ssm_group_count
-        q = self._spread(self._unit(heads[:, :, :n_k]))
-        k = self._spread(self._unit(heads[:, :, n_k : 2 * n_k]))
-        return q, k, heads[:, :, 2 * n_k :], history
-
-    def _unit(self, x: mx.array) -> mx.array:
-        return x * mx.rsqrt(mx.sum(x * x, axis=-1, keepdims=True) + self.config.rms_eps)
-
-    def _spread(self, x: mx.array) -> mx.array:
-        """K heads onto V heads: V head h reads h mod H_k (tiled) or h div r (grouped)."""
-        c = self.config
-        repeats = c.ssm_time_step_rank // c.ssm_group_count
-        if c.tiled_v_heads:
-            return mx.concatenate([x] * repeats, axis=2)
-        return mx.repeat(x, repeats, axis=2)
 
     # -- attention ----------------------------------------------------------------------------
 
@@ -298,25 +316,20 @@ class MlxBackend:
         """o [n, n_head, head_dim]. Queries go in pieces at absolute multiples of ``CHUNK``, each
         over exactly the cells up to its own end, whatever the prompt was cut into."""
         blocks = [int(b) for b in row.blocks]
-        keys = mx.concatenate([store.block(store.k[index], b) for b in blocks])
-        values = mx.concatenate([store.block(store.v[index], b) for b in blocks])
+        key_blocks, value_blocks = (
+            [store.block(cache, b) for b in blocks] for cache in (store.k[index], store.v[index])
+        )
+        if len(row) == 1:
+            own = "attend" in self.own.names and attends(self.config, store.spec.kv_type)
+            operations = self._own if own else self._stock
+            return operations.attend(q[0], key_blocks, value_blocks, row.end)[None]
+        keys, values = mx.concatenate(key_blocks), mx.concatenate(value_blocks)
         outputs = []
         for first, end in _pieces(row.start, len(row)):
             n_past = row.start + end
             past_k, past_v = keys[:n_past].astype(q.dtype), values[:n_past].astype(q.dtype)
-            outputs.append(self._attend_piece(q[first:end], past_k, past_v))
+            outputs.append(attend_piece(self.config, q[first:end], past_k, past_v))
         return mx.concatenate(outputs)
-
-    def _attend_piece(self, q: mx.array, keys: mx.array, values: mx.array) -> mx.array:
-        """Causal attention, the last query at the last key. q [n, n_head, d]; keys [L, n_kv, d]."""
-        c = self.config
-        n, length = q.shape[0], keys.shape[0]
-        grouped = q.reshape(n, c.n_head_kv, -1, c.head_dim).transpose(1, 2, 0, 3)
-        scores = (grouped @ keys.transpose(1, 2, 0)[:, None]) * c.attention_scale
-        seen = mx.arange(length) <= (mx.arange(n) + length - n)[:, None]
-        weights = mx.softmax(mx.where(seen, scores, -mx.inf), axis=-1, precise=True)
-        o = weights @ values.transpose(1, 0, 2)[:, None]
-        return o.transpose(2, 0, 1, 3).reshape(n, c.n_head, c.head_dim)
 
     # -- feed forward -------------------------------------------------------------------------
 
@@ -327,23 +340,20 @@ class MlxBackend:
         return x + self._experts(block, y) + self._shared_expert(block, y)
 
     def _experts(self, block: dict[str, Any], y: mx.array) -> mx.array:
-        c = self.config
-        p = mx.softmax(block["ffn_gate_inp.weight"](y), axis=-1, precise=True)
-        chosen = mx.argsort(-p, axis=-1)[:, : c.n_expert_used]
-        w = mx.take_along_axis(p, chosen, axis=-1)
-        w = w / mx.maximum(w.sum(axis=-1, keepdims=True), 2.0**-14)
-        if c.expert_weights_scale not in (0.0, 1.0):
-            w = w * c.expert_weights_scale
-        if "ffn_gate_up_exps.weight" in block:
-            gate, up = mx.split(block["ffn_gate_up_exps.weight"].gather(y, chosen), 2, axis=-1)
-        else:
-            gate = block["ffn_gate_exps.weight"].gather(y, chosen)
-            up = block["ffn_up_exps.weight"].gather(y, chosen)
-        down = block["ffn_down_exps.weight"].gather(_silu(gate) * up, chosen) * w[..., None]
-        total: mx.array = down[:, 0]
-        for rank in range(1, c.n_expert_used):
-            total = total + down[:, rank]
+        logits = block["ffn_gate_inp.weight"](y)
+        router = self._own if "top_experts" in self.own.names else self._stock
+        chosen, weights = router.top_experts(logits)
+        fused = block.get("ffn_gate_up_exps.weight")
+        gate = block["ffn_gate_exps.weight"] if fused is None else fused
+        up = block["ffn_up_exps.weight"] if fused is None else None
+        down = block["ffn_down_exps.weight"]
+        h = self._operations(gate).gate_up(y, chosen, gate, up)
+        total: mx.array = self._operations(down).down(h, chosen, weights, down)
         return total
+
+    def _operations(self, stack: Linear | RawBlocks) -> Any:
+        """Own operations for weights that were loaded for them."""
+        return self._own if isinstance(stack, RawBlocks) else self._stock
 
     def _shared_expert(self, block: dict[str, Any], y: mx.array) -> mx.array:
         if "ffn_up_shexp.weight" not in block:
@@ -351,25 +361,6 @@ class MlxBackend:
         gate = block["ffn_gate_inp_shexp.weight"]
         scalar = y @ gate.reshape(-1, 1) if isinstance(gate, mx.array) else gate(y)
         return mx.sigmoid(scalar) * _swiglu(block, "_shexp", y)
-
-
-def _delta_piece(cut: list[mx.array], state: mx.array) -> tuple[mx.array, mx.array]:
-    """q, k, v [B, n, H, D], g, beta [B, n, H] within one ``CHUNK``; B = 1 unless n = 1."""
-    q, k, v, g, beta = cut
-    if q.shape[1] == 1:
-        o, state = delta_step(q[:, 0], k[:, 0], v[:, 0], g[:, 0], beta[:, 0], state)
-        return o[:, None], state
-    n = q.shape[1]
-    q_c, k_c, v_c = (_into_chunks(a[0], n) for a in (q, k, v))
-    g_c, beta_c = (_into_chunks(a[0][..., None], n)[..., 0] for a in (g, beta))
-    o, new = delta_chunks(q_c, k_c, v_c, g_c, beta_c, state[0])
-    return o.transpose(0, 2, 1, 3).reshape(1, -1, *q.shape[2:])[:, :n], new[None]
-
-
-def _into_chunks(a: mx.array, n: int) -> mx.array:
-    """[n, H, D] zero-padded to whole chunks: [N, H, C, D]."""
-    padded = mx.pad(a, [(0, -n % DELTA_CHUNK), (0, 0), (0, 0)])
-    return padded.reshape(-1, DELTA_CHUNK, *a.shape[1:]).transpose(0, 2, 1, 3)
 
 
 def _pieces(start: int, n: int, grid: int = CHUNK) -> list[tuple[int, int]]:
@@ -386,16 +377,8 @@ def _rotate(x: mx.array, cos: mx.array, sin: mx.array) -> mx.array:
     return mx.concatenate([a * cos - b * sin, a * sin + b * cos, rest], axis=-1)
 
 
-def _softplus(x: mx.array) -> mx.array:
-    return mx.where(x > 20, x, mx.log1p(mx.exp(mx.minimum(x, 20))))
-
-
-def _silu(x: mx.array) -> mx.array:
-    return x * mx.sigmoid(x)
-
-
 def _swiglu(block: dict[str, Any], suffix: str, y: mx.array) -> mx.array:
     gate = block[f"ffn_gate{suffix}.weight"](y)
     return block[f"ffn_down{suffix}.weight"](  # type: ignore[no-any-return]
-        _silu(gate) * block[f"ffn_up{suffix}.weight"](y)
+        silu(gate) * block[f"ffn_up{suffix}.weight"](y)
     )

@@ -11,6 +11,10 @@ import math
 
 import mlx.core as mx
 
+DELTA_CHUNK = 16
+"""Tokens per chunk of the delta rule; divides ``CHUNK``. On a CPU small chunks win: the work inside
+a chunk grows with its length squared."""
+
 
 def delta_step(
     q: mx.array, k: mx.array, v: mx.array, g: mx.array, beta: mx.array, state: mx.array
@@ -56,6 +60,25 @@ def delta_chunks(
         outputs.append(reads[n] @ state.swapaxes(-1, -2) + scores[n] @ new)
         state = state * mx.exp(last[n])[..., None] + new.swapaxes(-1, -2) @ writes[n]
     return mx.stack(outputs), state
+
+
+def delta_piece(cut: list[mx.array], state: mx.array) -> tuple[mx.array, mx.array]:
+    """q, k, v [B, n, H, D], g, beta [B, n, H] within one ``CHUNK``; B = 1 unless n = 1."""
+    q, k, v, g, beta = cut
+    if q.shape[1] == 1:
+        o, state = delta_step(q[:, 0], k[:, 0], v[:, 0], g[:, 0], beta[:, 0], state)
+        return o[:, None], state
+    n = q.shape[1]
+    q_c, k_c, v_c = (_into_chunks(a[0], n) for a in (q, k, v))
+    g_c, beta_c = (_into_chunks(a[0][..., None], n)[..., 0] for a in (g, beta))
+    o, new = delta_chunks(q_c, k_c, v_c, g_c, beta_c, state[0])
+    return o.transpose(0, 2, 1, 3).reshape(1, -1, *q.shape[2:])[:, :n], new[None]
+
+
+def _into_chunks(a: mx.array, n: int) -> mx.array:
+    """[n, H, D] zero-padded to whole chunks: [N, H, C, D]."""
+    padded = mx.pad(a, [(0, -n % DELTA_CHUNK), (0, 0), (0, 0)])
+    return padded.reshape(-1, DELTA_CHUNK, *a.shape[1:]).transpose(0, 2, 1, 3)
 
 
 def _unit_lower_inverse(a: mx.array) -> mx.array:

@@ -8,6 +8,7 @@ before it has to.
 import logging
 import os
 import sys
+from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -17,6 +18,8 @@ from gguf_hybrid.errors import BackendError
 from gguf_hybrid.runtime_config import RuntimeConfig
 
 from .base import Backend
+from .kernel_choice import VARIABLE, describe, paths_of
+from .kernel_choice import from_environment as kernel_choice
 
 log = logging.getLogger(__name__)
 
@@ -63,37 +66,53 @@ def wants_cpu(config: RuntimeConfig) -> bool:
 
 
 def compiled_cpu(config: RuntimeConfig) -> bool:
-    """Whether the compiled CPU library will compute."""
-    return wants_cpu(config) and library.find() is not None
+    """Whether the compiled CPU library will compute; ``GGUF_HYBRID_KERNELS=off`` leaves it out."""
+    return wants_cpu(config) and not kernel_choice().all_off and library.find() is not None
 
 
 def create_backend(model: ModelConfig, config: RuntimeConfig) -> Backend:
-    """The backend for a model. Called on the engine thread, which then owns it."""
+    """The backend for a model, with a line in the log on the path of each operation. Called on the
+    engine thread, which then owns it. Raises BackendError."""
+    backend, paths = _create(model, config)
+    log.info("operations: %s", describe(paths))
+    return backend
+
+
+def _create(model: ModelConfig, config: RuntimeConfig) -> tuple[Backend, Mapping[str, str]]:
+    choice = kernel_choice()
+    if wants_cpu(config):
+        choice.require_none_named("CPU")
     if compiled_cpu(config):
         from .cpu import CpuBackend
 
         if problem := library.load().problem:
             log.warning("%s", problem)
-        return CpuBackend(model, config.n_threads, config.n_threads_batch, config.arithmetic)
+        cpu = CpuBackend(model, config.n_threads, config.n_threads_batch, config.arithmetic)
+        return cpu, paths_of("CPU library")
     if wants_cpu(config):
-        log.warning("no compiled CPU library: computing in plain MLX, which is slow on a CPU")
+        why = f"{VARIABLE}=off" if choice.all_off else "no compiled CPU library"
+        log.warning("%s: computing in plain MLX, which is slow on a CPU", why)
     if own_cuda(config):
         from gguf_hybrid.metal.driver import Device
 
         from .cuda import CudaBackend
 
-        return CudaBackend(model, Device())
+        choice.require_none_named("CUDA")
+        return CudaBackend(model, Device()), paths_of("own kernel")
     import mlx.core as mx
 
     from .mlx import MlxBackend
 
-    return MlxBackend(model, mx.cpu if wants_cpu(config) else mx.gpu)
+    on_metal = not wants_cpu(config) and require_backend() == "metal"
+    device = mx.cpu if wants_cpu(config) else mx.gpu
+    mlx = MlxBackend(model, device, choice if on_metal else None)
+    return mlx, mlx.own.paths()
 
 
 def own_cuda(config: RuntimeConfig) -> bool:
     """Whether an NVIDIA GPU will run own kernels; ``GGUF_HYBRID_KERNELS=off`` leaves it to MLX."""
-    off = os.environ.get("GGUF_HYBRID_KERNELS", "") == "off"
-    return not off and not wants_cpu(config) and require_backend() == "cuda"
+    wanted = not wants_cpu(config) and require_backend() == "cuda"
+    return wanted and not kernel_choice().all_off
 
 
 def free_memory(config: RuntimeConfig) -> int:
