@@ -10,10 +10,11 @@ from collections.abc import Sequence
 
 from gguf_hybrid.errors import GgufHybridError
 
-from . import bench_cache, bench_http, bench_parallel, bench_soak, bench_sweep
+from . import bench_cache, bench_http, bench_kernels, bench_parallel, bench_soak, bench_sweep
 
 BENCHMARKS = {
     "sweep": (bench_sweep, "prompt and batched decode speed of the bare model"),
+    "kernels": (bench_kernels, "own kernels against stock MLX, each operation alone"),
     "parallel": (bench_parallel, "whether requests really run in one batch"),
     "http": (bench_http, "the same speeds through the server"),
     "cache": (bench_cache, "what a long agent conversation re-reads"),
