@@ -7,6 +7,7 @@
 //: out uint yq
 //: out half yh
 //: const int D
+//: const int NH
 //: const int S
 //: const int RECORDS
 //: const int HALVES
@@ -25,4 +26,6 @@ const float v = sum / mass * sigmoid(qg[head * 2 * D + D + tid]);
 const size_t at = head * D + tid;
 yf[at] = v;
 if (HALVES) yh[at] = to_half(v);
-if (RECORDS) store_record(yq + (head * (D / 32) + simdgroup_index_in_threadgroup) * 12, v, lane);
+if (RECORDS)
+  store_record(yq, int(head) / NH, int(head) % NH * (D / 32) + int(simdgroup_index_in_threadgroup),
+               NH * (D / 32), v, lane);

@@ -1,4 +1,4 @@
-// Attention of single queries over their KV blocks: split s of S takes every S-th chunk of 64 keys of
+// Attention of single queries over their KV blocks: split s of S takes every S-th chunk of C keys of
 // a row's own length, for all G query heads of one KV head, and leaves their maximum, sum and weighted
 // values. Nothing depends on other rows. 256 lanes.
 //: in float q
@@ -12,6 +12,7 @@
 //: const int NH
 //: const int NKV
 //: const int S
+//: const int C
 //: const int BLOCK_STRIDE
 //: const float SCALE
 constexpr int G = NH / NKV;
@@ -21,7 +22,7 @@ const int split = int(threadgroup_position_in_grid.x), g = int(threadgroup_posit
 const int b = int(threadgroup_position_in_grid.z);
 const int tid = int(thread_index_in_threadgroup), lane = int(thread_index_in_simdgroup);
 const int simd = int(simdgroup_index_in_threadgroup);
-threadgroup float weights[G][64];
+threadgroup float weights[G][C];
 threadgroup float top[G];
 threadgroup float mass[G];
 threadgroup float fade[G];
@@ -39,13 +40,13 @@ if (tid < G) {
 float o[G];
 for (int r = 0; r < G; ++r) o[r] = 0.0f;
 const int dim = tid % D, part = tid / D;
-for (int first = 64 * split; first < length; first += 64 * S) {
+for (int first = C * split; first < length; first += C * S) {
   const device half* keys = kv + (size_t)table[first >> 8] * BLOCK_STRIDE;
   keys += ((first & 255) * NKV + g) * D;
   const device half* values = keys + 256 * NKV * D;
-  const int count = min(64, length - first);
+  const int count = min(C, length - first);
   threadgroup_barrier(mem_flags::mem_threadgroup);
-  for (int i = simd; i < 64; i += 8) {
+  for (int i = simd; i < C; i += 8) {
     float score[G];
     for (int r = 0; r < G; ++r) score[r] = 0.0f;
     if (i < count) {
@@ -68,13 +69,16 @@ for (int first = 64 * split; first < length; first += 64 * S) {
   }
   threadgroup_barrier(mem_flags::mem_threadgroup);
   for (int r = simd; r < G; r += 8) {
-    const float s0 = weights[r][lane], s1 = weights[r][lane + 32], before = top[r];
-    const float highest = fmax(before, simd_max(fmax(s0, s1)));
-    const float w0 = lane < count ? exp(s0 - highest) : 0.0f;
-    const float w1 = lane + 32 < count ? exp(s1 - highest) : 0.0f;
-    weights[r][lane] = w0;
-    weights[r][lane + 32] = w1;
-    const float sum = simd_sum(w0 + w1);
+    const float before = top[r];
+    float highest = before, sum = 0.0f;
+    for (int i = lane; i < C; i += 32) highest = fmax(highest, weights[r][i]);
+    highest = simd_max(highest);
+    for (int i = lane; i < C; i += 32) {
+      const float w = i < count ? exp(weights[r][i] - highest) : 0.0f;
+      weights[r][i] = w;
+      sum += w;
+    }
+    sum = simd_sum(sum);
     if (lane == 0) {
       fade[r] = exp(before - highest);
       mass[r] = mass[r] * fade[r] + sum;

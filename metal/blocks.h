@@ -2,8 +2,8 @@
 //
 // A weight row is a run of superblocks of 256 weights, each a multiple of 16 bytes: Q4_K and Q5_K as
 // in the file, Q6_K padded from 210 to 224, eight Q4_0 or Q8_0 blocks with their scales in front.
-// Activations are records of 48 bytes for 32 values: 32 int8, the float scale d, and d times the sum
-// of the first and of the second 16 codes.
+// Activations stand in tiles of eight rows. For each 32 columns a tile has a record of 80 words: first
+// the 32 int8 codes of each row, then for each row the float scale d and d times the sum of its codes.
 
 #define TYPE_F32 0
 #define TYPE_F16 1
@@ -119,20 +119,6 @@ template <int TYPE> INLINE void load_unit(thread Unit& w, const device uchar* bl
   }
 }
 
-// The unit times the records of its superblock.
-INLINE float unit_dot(const thread Unit& w, const device uint4* records) {
-  const uint4 x0 = records[3 * w.r0 + w.h0], e0 = records[3 * w.r0 + 2];
-  const uint4 x1 = records[3 * w.r1 + w.h1], e1 = records[3 * w.r1 + 2];
-  int p0 = 0, p1 = 0;
-  for (int i = 0; i < 4; ++i) {
-    p0 = dot4(w.q0[i], int(quad_word(x0, i)), p0);
-    p1 = dot4(w.q1[i], int(quad_word(x1, i)), p1);
-  }
-  const float s0 = as_float(w.h0 ? e0.z : e0.y), s1 = as_float(w.h1 ? e1.z : e1.y);
-  return as_float(e0.x) * w.a0 * float(p0) - w.m0 * s0 +
-         (as_float(e1.x) * w.a1 * float(p1) - w.m1 * s1);
-}
-
 template <int TYPE> INLINE float float_weight(const device uchar* row, int k) {
   if (TYPE == TYPE_F32) return ((const device float*)row)[k];
   const ushort bits = ((const device ushort*)row)[k];
@@ -151,87 +137,95 @@ template <int TYPE> INLINE void four_weights(thread float (&w)[4], const device 
   for (int i = 0; i < 4; ++i) w[i] = float_weight<TYPE>(row, k + i);
 }
 
-// acc[r][b] += this lane's part of float row w[r] times activation row x[b]; simdgroup `simd` of eight
-// takes every eighth run of 128 columns.
-template <int TYPE, int ROWS, int COLUMNS, int K>
-INLINE void float_columns(const device uchar* (&w)[ROWS], const device float* (&x)[COLUMNS],
-                          int simd, int lane, thread float (&acc)[ROWS][COLUMNS]) {
-  for (int k = 128 * simd + 4 * lane; k < K; k += 1024) {
+// acc[r][b] += this lane's part of float row w[r] times activation row b of x; simdgroup `simd` of
+// SIMDS takes every SIMDS-th run of 128 columns.
+template <int TYPE, int ROWS, int COLUMNS, int K, int SIMDS>
+INLINE void float_columns(const device uchar* thread (&w)[ROWS],
+                          const device float* x, int simd, int lane,
+                          thread float (&acc)[ROWS][COLUMNS]) {
+  for (int k = 128 * simd + 4 * lane; k < K; k += 128 * SIMDS) {
     float v[ROWS][4];
     for (int r = 0; r < ROWS; ++r) four_weights<TYPE>(v[r], w[r], k);
+    UNROLL_BY(COLUMNS)
     for (int b = 0; b < COLUMNS; ++b) {
-      const float4 u = *(const device float4*)(x[b] + k);
+      const float4 u = *(const device float4*)(x + (size_t)b * K + k);
       for (int r = 0; r < ROWS; ++r)
         acc[r][b] += v[r][0] * u.x + v[r][1] * u.y + (v[r][2] * u.z + v[r][3] * u.w);
     }
   }
 }
 
-// acc[r][b] += this lane's part of weight row r times activation row b, for R rows `stride` bytes
-// apart and NB activation rows. A lane takes every 32nd unit, so what it adds for one (r, b) does
-// not depend on R or NB.
-template <int TYPE, int R, int NB, int K>
-INLINE void dot_rows(const device uchar* rows, int stride, const device uint* xq,
-                     const device float* xf, int lane, thread float (&acc)[R][NB]) {
-  if (is_float(TYPE)) {
-    UNROLL_BY(4)
-    for (int k = 4 * lane; k < K; k += 128) {
-      float w[R][4];
-      for (int r = 0; r < R; ++r) four_weights<TYPE>(w[r], rows + (size_t)r * stride, k);
-      for (int b = 0; b < NB; ++b) {
-        const float4 x = *(const device float4*)(xf + (size_t)b * K + k);
-        for (int r = 0; r < R; ++r)
-          acc[r][b] += w[r][0] * x.x + w[r][1] * x.y + (w[r][2] * x.z + w[r][3] * x.w);
-      }
-    }
-    return;
-  }
-  const device uint4* records = (const device uint4*)xq;
-  UNROLL_BY(2)
-  for (int i = lane; i < K / 32; i += 32) {
-    Unit w[R];
-    for (int r = 0; r < R; ++r)
-      load_unit<TYPE>(w[r], rows + (size_t)r * stride + (i >> 3) * superblock_bytes(TYPE), i & 7);
-    for (int b = 0; b < NB; ++b) {
-      const device uint4* x = records + ((size_t)b * (K / 32) + (i & ~7)) * 3;
-      for (int r = 0; r < R; ++r) acc[r][b] += unit_dot(w[r], x);
-    }
-  }
+#define RECORD_WORDS 80
+
+// Where an activation row's codes and factors of columns 0..31 start, in words; each further 32 columns
+// are RECORD_WORDS on. `groups` is a row's number of them.
+INLINE int record_codes(int row, int groups) {
+  return (row >> 3) * groups * RECORD_WORDS + (row & 7) * 8;
+}
+INLINE int record_factors(int row, int groups) {
+  return (row >> 3) * groups * RECORD_WORDS + 64 + (row & 7) * 2;
 }
 
-// Unit `unit` of a weight row times the same 32 activations.
-template <int TYPE>
-INLINE float unit_product(const device uchar* row, const device uint* xq, const device float* xf,
-                          int unit) {
-  if (is_float(TYPE)) {
-    float sum = 0.0f;
-    for (int k = 32 * unit; k < 32 * unit + 32; ++k) sum += float_weight<TYPE>(row, k) * xf[k];
-    return sum;
-  }
-  Unit w;
-  load_unit<TYPE>(w, row + (unit >> 3) * superblock_bytes(TYPE), unit & 7);
-  return unit_dot(w, (const device uint4*)xq + (unit & ~7) * 3);
-}
-
-// One value a lane: the 48-byte record of the simdgroup's 32 values.
-INLINE void store_record(device uint* record, float v, int lane) {
+// One value a lane: the simdgroup's 32 values as columns 32 group ... of an activation row.
+INLINE void store_record(device uint* records, int row, int group, int groups, float v, int lane) {
   const float d = simd_max(fabs(v)) / 127.0f;
   const int q = rounded(d > 0.0f ? v / d : 0.0f);
-  int sum = q;
-  for (ushort o = 8; o > 0; o >>= 1) sum += simd_shuffle_xor(sum, o);
-  ((device signed char*)record)[lane] = (signed char)q;
-  device float* numbers = (device float*)record + 8;
+  const int sum = simd_sum(q);
+  const int word = record_codes(row, groups) + group * RECORD_WORDS;
+  ((device signed char*)records)[4 * word + lane] = (signed char)q;
+  device float* factors = (device float*)records + record_factors(row, groups) + group * RECORD_WORDS;
   if (lane == 0) {
-    numbers[0] = d;
-    numbers[1] = d * float(sum);
-    numbers[3] = 0.0f;
+    factors[0] = d;
+    factors[1] = d * float(sum);
   }
-  if (lane == 16) numbers[2] = d * float(sum);
 }
 
 INLINE float sigmoid(float v) { return 1.0f / (1.0f + exp(-v)); }
 INLINE float silu(float v) { return v / (1.0f + exp(-v)); }
 INLINE float softplus(float v) { return v > 20.0f ? v : log(1.0f + exp(v)); }
+
+// One row of the router, by one simdgroup: softmax over E logits, the K_USED largest in rank order (ties
+// to the lower index) and their normalised weights, both in every lane.
+template <int E, int K_USED>
+INLINE void choose_experts(const device float* logits, int lane, thread int (&chosen)[K_USED],
+                           thread float (&weights)[K_USED]) {
+  constexpr int PER = (E + 31) / 32;
+  float p[PER];
+  float highest = -3.0e38f;
+  for (int i = 0; i < PER; ++i) {
+    const int e = 32 * i + lane;
+    p[i] = e < E ? logits[e] : -3.0e38f;
+    highest = fmax(highest, p[i]);
+  }
+  highest = simd_max(highest);
+  float total = 0.0f;
+  for (int i = 0; i < PER; ++i) {
+    p[i] = 32 * i + lane < E ? exp(p[i] - highest) : -1.0f;
+    total += fmax(p[i], 0.0f);
+  }
+  total = simd_sum(total);
+  float sum = 0.0f;
+  UNROLL_BY(K_USED)
+  for (int rank = 0; rank < K_USED; ++rank) {
+    float best = -1.0f;
+    int at = E;
+    for (int i = 0; i < PER; ++i)
+      if (p[i] > best) {
+        best = p[i];
+        at = 32 * i + lane;
+      }
+    // Probabilities are not negative, so their bits are ordered as they are.
+    const float value = as_type<float>(simd_max(as_type<int>(best)));
+    const int winner = -simd_max(best == value ? -at : -E);
+    for (int i = 0; i < PER; ++i)
+      if (32 * i + lane == winner) p[i] = -1.0f;
+    weights[rank] = value / total;
+    sum += weights[rank];
+    chosen[rank] = winner;
+  }
+  sum = fmax(sum, 6.103515625e-5f);
+  for (int rank = 0; rank < K_USED; ++rank) weights[rank] = weights[rank] / sum;
+}
 
 INLINE uint two_halves(float a, float b) {
   return uint(as_type<ushort>(to_half(a))) | uint(as_type<ushort>(to_half(b))) << 16;

@@ -107,5 +107,5 @@ if (simd < Q) {
   const size_t at = ((size_t)b * HV + h) * D + tid;
   const float v = out[tid] * scale * norm[tid] * silu(z[at]);
   yf[at] = v;
-  store_record(yq + (((size_t)b * HV + h) * Q + simd) * 12, v, lane);
+  store_record(yq, b, h * Q + simd, HV * Q, v, lane);
 }

@@ -1,15 +1,15 @@
-// y = residual + sum over ranks of weight * (down h), the shared expert last. A simdgroup takes R
-// output rows of one token; its lanes take the units of all ranks in turn.
+// routed[row, rank] = down h of every (row, chosen expert) and, as rank K_USED, of the shared expert;
+// `norm` adds them up. As in `gate_up` a threadgroup works for all rows of an expert. Eight simdgroups
+// take 8 / KS tiles of 16 outputs, each in KS parts of the columns that are added in order.
 //: in uint hq
 //: in float hf
-//: in int chosen
-//: in float weights
+//: in int groups
+//: in int lists
 //: in uchar down
 //: in uchar shared_down
-//: alias float residual
-//: out float y
+//: out float routed
+//: int n_rows
 //: const int N
-//: const int R
 //: const int K_USED
 //: const int RANKS
 //: const int F
@@ -17,35 +17,53 @@
 //: const int FMAX
 //: const int TE
 //: const int TS
-const int b = int(threadgroup_position_in_grid.x);
-const int lane = int(thread_index_in_simdgroup);
-const int row = (int(threadgroup_position_in_grid.y) * int(threads_per_threadgroup.x / 32) +
-                 int(simdgroup_index_in_threadgroup)) * R;
-if (row >= N) return;
-float acc[R];
-for (int r = 0; r < R; ++r) acc[r] = 0.0f;
-for (int i = lane; i < K_USED * (F / 32); i += 32) {
-  const int rank = i / (F / 32), unit = i % (F / 32), stride = F / 256 * superblock_bytes(TE);
-  const size_t pair = (size_t)b * RANKS + rank;
-  const float weight = weights[b * (K_USED + 1) + rank];
-  const device uchar* rows =
-      down + ((size_t)chosen[b * K_USED + rank] * N + row) * stride;
-  const device uint* xq = hq + pair * (FMAX / 32) * 12;
-  for (int r = 0; r < R; ++r)
-    acc[r] += weight * unit_product<TE>(rows + r * stride, xq, hf + pair * FMAX, unit);
+//: const int NT
+//: const int KS
+//: const int LANES
+//: const int RESIDENT
+constexpr int STRIDE = 8 * NT + 1;
+constexpr bool alike = TE == TS && F == FS;
+constexpr int ROWS = 128 / KS;
+const int group = int(threadgroup_position_in_grid.x);
+const int lane = int(thread_index_in_simdgroup), simd = int(simdgroup_index_in_threadgroup);
+const int first = int(threadgroup_position_in_grid.y) * ROWS;
+const bool shared = group == int(threadgroups_per_grid.x) - 1 && RANKS > K_USED;
+threadgroup float parts[8][16 * STRIDE];
+if (!shared && group >= groups[0]) return;
+const int expert = shared ? 0 : groups[1 + 2 * group];
+Members members = {nullptr, n_rows, RANKS};
+if (!shared) {
+  members.list = lists + 64 * expert;
+  members.count = groups[2 + 2 * group];
 }
-if (RANKS > K_USED) {
-  const int stride = FS / 256 * superblock_bytes(TS);
-  const size_t pair = (size_t)b * RANKS + K_USED;
-  const float weight = weights[b * (K_USED + 1) + K_USED];
-  const device uint* xq = hq + pair * (FMAX / 32) * 12;
-  for (int unit = lane; unit < FS / 32; unit += 32)
-    for (int r = 0; r < R; ++r)
-      acc[r] += weight * unit_product<TS>(shared_down + (size_t)(row + r) * stride, xq,
-                                          hf + pair * FMAX, unit);
-}
-for (int r = 0; r < R; ++r) {
-  const float v = simd_sum(acc[r]);
-  const size_t at = (size_t)b * N + row + r;
-  if (lane == 0) y[at] = residual[at] + v;
+const int count = members.count;
+const int row = first + simd / KS * 16, part = simd % KS;
+const int stride = (shared ? FS : F) / 256 * superblock_bytes(shared ? TS : TE);
+const device uchar* w =
+    (shared ? shared_down : down) + ((size_t)expert * N + row) * stride;
+for (int at = 0; at < count; at += 8 * NT) {
+  const bool few = count - at <= 8;
+  if (row < N) {
+    if ((alike || shared) && few)
+      member_tile<TS, 1, FS, FMAX, 1>(w, stride, hq, hf, members, at, part, KS, lane,
+                                      parts[simd], STRIDE);
+    if ((alike || shared) && !few)
+      member_tile<TS, NT, FS, FMAX, 1>(w, stride, hq, hf, members, at, part, KS, lane,
+                                       parts[simd], STRIDE);
+    if (!alike && !shared && few)
+      member_tile<TE, 1, F, FMAX, 1>(w, stride, hq, hf, members, at, part, KS, lane,
+                                     parts[simd], STRIDE);
+    if (!alike && !shared && !few)
+      member_tile<TE, NT, F, FMAX, 1>(w, stride, hq, hf, members, at, part, KS, lane,
+                                      parts[simd], STRIDE);
+  }
+  threadgroup_barrier(mem_flags::mem_threadgroup);
+  for (int i = int(thread_index_in_threadgroup); i < ROWS * min(8 * NT, count - at); i += 256) {
+    const int r = i % ROWS, column = i / ROWS;
+    if (first + r >= N) continue;
+    float v = 0.0f;
+    for (int s = 0; s < KS; ++s) v += parts[r / 16 * KS + s][r % 16 * STRIDE + column];
+    routed[(size_t)member(members, at + column) * N + first + r] = v;
+  }
+  threadgroup_barrier(mem_flags::mem_threadgroup);
 }

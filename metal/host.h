@@ -22,8 +22,10 @@ using ushort = unsigned short;
 using uchar = unsigned char;
 using half = _Float16;
 using std::fabs;
+using std::fma;
 using std::fmax;
 
+struct alignas(8) uint2 { uint x, y; };
 struct alignas(16) uint4 { uint x, y, z, w; };
 struct alignas(16) float4 { float x, y, z, w; };
 struct uint3 { uint x, y, z; };

@@ -1,6 +1,10 @@
-// RMS norm of rows, as float32, as activation records and as f16. One threadgroup a row.
-//: in float x
+// RMS norm of rows, as float32, as activation records and as f16. One threadgroup a row. With RANKS the
+// outputs of a feed-forward's experts (`down`) join the residual stream x first, in rank order.
+//: alias float x
+//: in float routed
+//: in float weights
 //: in float weight
+//: out float joined
 //: out float yf
 //: out uint yq
 //: out half yh
@@ -8,6 +12,8 @@
 //: const int RECORDS
 //: const int HALVES
 //: const int LANES
+//: const int RANKS
+//: const int K_USED
 //: const float EPS
 const uint row = threadgroup_position_in_grid.x;
 const int lane = int(thread_index_in_simdgroup);
@@ -21,6 +27,14 @@ float sum = 0.0f;
 for (int i = 0; i < PER; ++i) {
   const int g = simd + i * (LANES / 32);
   v[i] = g < GROUPS ? in[32 * g + lane] : 0.0f;
+  if (RANKS > 0 && g < GROUPS) {
+    float expert = 0.0f;
+    for (int rank = 0; rank < RANKS; ++rank)
+      expert = fma(weights[row * (K_USED + 1) + rank],
+                   routed[((size_t)row * RANKS + rank) * K + 32 * g + lane], expert);
+    v[i] += expert;
+    joined[(size_t)row * K + 32 * g + lane] = v[i];
+  }
   w[i] = g < GROUPS ? weight[32 * g + lane] : 0.0f;
   sum += v[i] * v[i];
 }
@@ -36,5 +50,5 @@ for (int i = 0; i < PER; ++i) {
   const size_t at = (size_t)row * K + 32 * g + lane;
   yf[at] = y;
   if (HALVES) yh[at] = to_half(y);
-  if (RECORDS) store_record(yq + ((size_t)row * GROUPS + g) * 12, y, lane);
+  if (RECORDS) store_record(yq, int(row), g, GROUPS, y, lane);
 }

@@ -5,9 +5,14 @@
 Each row first absorbs ``--context`` random tokens, then all rows decode ``--steps`` random tokens
 together, logits fetched to the host, as ``llama-batched-bench -npp 512 -ntg 128`` does. The JSON
 holds every repetition.
+
+A file of random weights sends all rows to the same experts. With ``--spread`` the router's logits
+of decode steps are replaced by noise, fixed for each row and layer: rows then choose as if routing
+were uniform and independent, the most expert traffic that a model can cause on average.
 """
 
 import argparse
+import itertools
 import json
 import sys
 import time
@@ -19,6 +24,7 @@ import numpy as np
 from gguf_hybrid.metal.driver import Device
 
 from gguf_hybrid.backend.cuda import CudaBackend
+from gguf_hybrid.backend.cuda_decode import MAX_ROWS
 from gguf_hybrid.config import ModelConfig
 from gguf_hybrid.memory.store import Store, StoreSpec
 from gguf_hybrid.model.qwen35 import Qwen35
@@ -102,6 +108,24 @@ class Bench:
         return 1000.0 * (time.perf_counter() - began)
 
 
+def spread_experts(backend: CudaBackend) -> None:
+    """Let decode steps captured from now on choose experts by noise, layer by layer, with the
+    kernels and launches of a step as it is."""
+    config, device, ops = backend.config, backend.device, backend._decoder._ops
+    noise = np.random.default_rng(SEED).normal(size=(config.n_layer, MAX_ROWS, config.n_expert))
+    address = device.allocate(4 * noise.size)
+    device.upload(address, noise.astype(np.float32))
+    device.synchronize()
+    stride = 4 * MAX_ROWS * config.n_expert
+    layers = itertools.cycle(range(address, address + config.n_layer * stride, stride))
+    route = ops.route
+
+    def route_by_noise(_: int, *others: int) -> None:
+        route(next(layers), *others)
+
+    ops.route = route_by_noise  # type: ignore[method-assign]
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("model", type=Path)
@@ -110,9 +134,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--steps", type=int, default=128)
     parser.add_argument("--prompt", type=int, default=2048)
     parser.add_argument("--repeat", type=int, default=5)
+    parser.add_argument("--spread", action="store_true", help="rows choose their own experts")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args(argv)
     bench = Bench(args.model, max(args.rows), max(args.context + args.steps, args.prompt) + 1)
+    if args.spread:
+        spread_experts(bench.backend)
     gigabytes = bench.backend.weight_nbytes() / 1e9
     print(f"loaded {gigabytes:.2f} GB in {bench.load_s:.1f} s, {gigabytes / bench.load_s:.2f} GB/s")
     bench.prompt(0, args.prompt)
@@ -124,6 +151,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         print(f"decode {n_rows}: {decodes[-1].tokens_per_second:.0f} tokens/s", flush=True)
     record = {
         "command": sys.argv,
+        "spread_experts": args.spread,
         "device": bench.backend.name,
         "weight_bytes": bench.backend.weight_nbytes(),
         "load_s": bench.load_s,

@@ -18,15 +18,17 @@ from gguf_hybrid.step import BLOCK, ZERO_STATE, Row
 
 from .cuda_blocks import Attention, DeltaNet, FeedForward, Head
 from .cuda_kernels import Kernels, Scratch
-from .cuda_ops import Inputs, Ops
+from .cuda_ops import Activations, Experts, Inputs, Ops
 from .cuda_store import CudaStore
-from .cuda_weights import Matrix
+from .cuda_weights import SUPERBLOCK, Matrix
 from .rope import Rope
 
 MAX_ROWS = 64
 SPLITS = 16
-"""Parts of a row's keys computed side by side; a part takes every 16th chunk of 64."""
-DOWN_SIMDS = 8
+"""Parts of a row's keys computed side by side; a part takes every 16th chunk of ``CHUNK``."""
+CHUNK = 32
+HIDDEN_PARTS = 4
+"""Parts of the columns that ``gate_up`` adds up in order."""
 
 Operation = tuple[str, Any, int]
 HIDDEN = "hidden_of"
@@ -55,6 +57,7 @@ class Decoder:
         self._scratch = Scratch(device)
         self._ops = Ops(device, kernels, config, self._scratch)
         self._kernels = kernels
+        self._joining: Experts | None = None
         self._ones = device.allocate(4 * MAX_ROWS)
         device.upload(self._ones, np.ones(MAX_ROWS, np.float32))
         device.synchronize()
@@ -139,6 +142,13 @@ class Decoder:
     def _x(self) -> int:
         return self._ops.floats("x", MAX_ROWS, self._config.n_embd)
 
+    def _normed(self, weight: int, n: int) -> Activations:
+        """The norm of the residual stream, which the last feed-forward joins on the way."""
+        h = self._ops.activations("h", MAX_ROWS, self._config.n_embd, False)
+        self._ops.norm(self._x(), weight, h, n, joining=self._joining)
+        self._joining = None
+        return h
+
     def _embed(self, m: Matrix, _: int, run: Inputs, store: CudaStore, n: int, __: int) -> None:
         self._ops.embed(m, run.tokens, self._x(), n)
 
@@ -146,8 +156,7 @@ class Decoder:
         self, w: DeltaNet, index: int, run: Inputs, store: CudaStore, n: int, _: int
     ) -> None:
         c, ops = self._config, self._ops
-        h = ops.activations("h", MAX_ROWS, c.n_embd, False)
-        ops.norm(self._x(), w.norm, h, n)
+        h = self._normed(w.norm, n)
         qkv, z = ops.floats("qkv", MAX_ROWS, c.conv_dim), ops.floats("z", MAX_ROWS, c.value_dim)
         beta = ops.floats("beta", MAX_ROWS, c.ssm_time_step_rank)
         alpha = ops.floats("alpha", MAX_ROWS, c.ssm_time_step_rank)
@@ -176,24 +185,23 @@ class Decoder:
     ) -> None:
         c, ops = self._config, self._ops
         width, kv_width = c.n_head * c.head_dim, c.n_head_kv * c.head_dim
-        h = ops.activations("h", MAX_ROWS, c.n_embd, False)
-        ops.norm(self._x(), w.norm, h, n)
+        h = self._normed(w.norm, n)
         qg, q = ops.floats("qg", MAX_ROWS, 2 * width), ops.floats("q", MAX_ROWS, width)
         k, v = ops.floats("k", MAX_ROWS, kv_width), ops.floats("v", MAX_ROWS, kv_width)
         ops.matvec(h, [(w.q, qg), (w.k, k), (w.v, v)], n)
         ops.rope_and_store((w.q_norm, w.k_norm), (qg, k, v), q, run, store, index, n)
         o = ops.activations("attended", MAX_ROWS, width, False)
-        ops.attend_rows(q, qg, o, run.lengths, run.blocks, table, store, index, n, SPLITS)
+        ops.attend_rows(q, qg, o, run.lengths, run.blocks, table, store, index, n, SPLITS, CHUNK)
         ops.matvec(o, [(w.out, self._x())], n, residual=self._x())
 
     def _feed_forward(
         self, w: FeedForward, _: int, run: Inputs, store: CudaStore, n: int, __: int
     ) -> None:
         c, ops = self._config, self._ops
-        y = ops.activations("h", MAX_ROWS, c.n_embd, False)
-        ops.norm(self._x(), w.norm, y, n)
+        y = self._normed(w.norm, n)
         k_used = c.n_expert_used if w.router else 0
-        chosen = self._scratch("chosen", 4 * MAX_ROWS * max(k_used, 1))
+        groups = self._scratch("groups", 4 + 8 * max(c.n_expert, 1))
+        members = self._scratch("members", 4 * MAX_ROWS * max(c.n_expert, 1))
         weights = ops.floats("weights", MAX_ROWS, k_used + 1) if w.router else self._ones
         if w.router:
             logits = ops.floats("router", MAX_ROWS, c.n_expert)
@@ -202,11 +210,12 @@ class Decoder:
             if w.shared_router:
                 products.append((w.shared_router, shared))
             ops.matvec(y, products, n)
-            ops.top_experts(logits, shared, chosen, weights, n)
-        self._experts(w, y.records, y.floats, chosen, weights, n)
+            ranks = k_used + (w.shared_gate is not None)
+            ops.route(logits, shared, weights, groups, members, ranks, n)
+        self._experts(w, y, groups, members, weights, n)
 
     def _experts(
-        self, w: FeedForward, records: int, floats: int, chosen: int, weights: int, n: int
+        self, w: FeedForward, y: Activations, groups: int, members: int, weights: int, n: int
     ) -> None:
         c, ops = self._config, self._ops
         k_used = c.n_expert_used if w.router else 0
@@ -219,35 +228,36 @@ class Decoder:
         width = max(routed.n, shared.n)
         h = ops.activations("hidden", MAX_ROWS * ranks, width, False)
         sizes = {"K_USED": k_used, "RANKS": ranks, "F": routed.n, "FS": shared.n, "FMAX": width}
-        hidden_rows = 2 if n <= 2 else 4
+        n_groups, tiles = min(n * k_used, c.n_expert) + ranks - k_used, 1 if n <= 8 else 2
         gate_up = self._kernels(
             "gate_up", K=c.n_embd, **sizes, TE=routed.type, TS=shared.type,
-            EXPERT_ROWS=routed.stack_rows, R=hidden_rows,
+            EXPERT_ROWS=routed.stack_rows, NT=tiles, KS=HIDDEN_PARTS,
+            LANES=128 * HIDDEN_PARTS, RESIDENT=2,
         )  # fmt: skip
         gate_up.launch(
-            (n * ranks, width // 32, 1),
-            1024 // hidden_rows, records, floats, chosen, routed.address, up.address,
-            shared.address, shared_up.address, h.floats, h.records,
+            (n_groups, width // 32, 1), 128 * HIDDEN_PARTS,
+            y.records, y.floats, groups, members, routed.address, up.address,
+            shared.address, shared_up.address, h.floats, h.records, n,
         )  # fmt: skip
-        per_simd = 2 if n >= 4 and c.n_embd % 2 == 0 else 1
+        parts = next(p for p in (8, 4, 2, 1) if width >= p * SUPERBLOCK)
         kernel = self._kernels(
-            "down", N=c.n_embd, R=per_simd, **sizes, TE=down.type, TS=shared_down.type
-        )
-        groups = -(-c.n_embd // (DOWN_SIMDS * per_simd))
-        kernel.launch(
-            (n, groups, 1), 32 * DOWN_SIMDS, h.records, h.floats, chosen, weights, down.address,
-            shared_down.address, self._x(), self._x(),
+            "down", N=c.n_embd, **sizes, TE=down.type, TS=shared_down.type, NT=tiles, KS=parts,
+            LANES=256, RESIDENT=4,
         )  # fmt: skip
+        routed_out = ops.floats("routed", MAX_ROWS * ranks, c.n_embd)
+        kernel.launch(
+            (n_groups, -(-c.n_embd * parts // 128), 1), 256, h.records, h.floats, groups,
+            members, down.address, shared_down.address, routed_out, n,
+        )  # fmt: skip
+        self._joining = Experts(routed_out, weights, ranks, k_used)
 
     def _logits_of(
         self, head: Head, _: int, run: Inputs, store: CudaStore, n: int, __: int
     ) -> None:
-        h = self._ops.activations("h", MAX_ROWS, self._config.n_embd, False)
-        self._ops.norm(self._x(), head.norm, h, n)
+        h = self._normed(head.norm, n)
         self._ops.matvec(h, [(head.output, self._logits())], n)
 
     def _hidden_of(
         self, head: Head, _: int, run: Inputs, store: CudaStore, n: int, __: int
     ) -> None:
-        h = self._ops.activations("h", MAX_ROWS, self._config.n_embd, False)
-        self._ops.norm(self._x(), head.norm, h, n)
+        self._normed(head.norm, n)

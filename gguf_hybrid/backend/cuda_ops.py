@@ -9,16 +9,18 @@ from gguf_hybrid.weights.ggml import GGMLType
 
 from .cuda_kernels import Kernels, Scratch
 from .cuda_store import CudaStore
-from .cuda_weights import Matrix
+from .cuda_weights import SUPERBLOCK, Matrix
 
-RECORD_NBYTES = 48
-"""An activation record: 32 int8 codes, their scale and two sums (``metal/blocks.h``)."""
-ROW_TILE = 8
-"""Activation rows a matrix-vector kernel takes at a time; buffers hold whole tiles."""
+RECORD_NBYTES = 40
+"""A row's share of an activation record: 32 int8 codes, scale and sum (``metal/blocks.h``)."""
+ROW_TILE = 32
+"""Activation rows a matrix-vector kernel takes at most at a time; buffers hold whole tiles."""
 NORM_LANES = 1024
 """Lanes that share one row of a norm: few rows, so as many as a threadgroup holds."""
 MANY_ROWS = 64
 """From here on a float matrix is shared by more of its own rows instead of more rows of x."""
+NARROW = 4096
+"""Up to so many outputs the columns of long rows are cut into more parts."""
 FLOAT_TYPES = frozenset({GGMLType.F32, GGMLType.F16, GGMLType.BF16})
 
 
@@ -52,6 +54,17 @@ class Inputs:
     sines: int
 
 
+@dataclass(frozen=True, slots=True)
+class Experts:
+    """Outputs of experts [rows, ranks, n_embd] that still have to join the residual stream, and
+    their weights [rows, k_used + 1]."""
+
+    routed: int
+    weights: int
+    ranks: int
+    k_used: int
+
+
 class Ops:
     """Launches over one scratch. ``rows`` of a run are decode rows, or the tokens of a prompt."""
 
@@ -76,16 +89,25 @@ class Ops:
         run = self.kernels("embed", K=embedding.k, T0=embedding.type)
         run.launch((rows, 1, 1), 128, tokens, embedding.address, x)
 
-    def norm(self, x: int, weight: int, y: Activations, rows: int, records: bool = True) -> None:
+    def norm(
+        self, x: int, weight: int, y: Activations, rows: int, records: bool = True,
+        joining: Experts | None = None,
+    ) -> None:  # fmt: skip
+        """The norm of x, after ``joining`` was added to it in place."""
         run = self.kernels(
             "norm",
             K=y.k,
             RECORDS=records,
             HALVES=bool(y.halves),
             LANES=NORM_LANES,
+            RANKS=joining.ranks if joining else 0,
+            K_USED=joining.k_used if joining else 0,
             EPS=self.config.rms_eps,
         )
-        run.launch((rows, 1, 1), NORM_LANES, x, weight, y.floats, y.records, y.halves)
+        routed, weights = (joining.routed, joining.weights) if joining else (0, 0)
+        run.launch(
+            (rows, 1, 1), NORM_LANES, x, routed, weights, weight, x, y.floats, y.records, y.halves
+        )  # fmt: skip
 
     def matvec(
         self,
@@ -96,22 +118,25 @@ class Ops:
     ) -> None:
         """Each product's matrix times the rows of x, one launch; ``residual`` joins the first."""
         many = rows > MANY_ROWS
-        tiles = 1 if many or rows <= 8 else 2
+        tiles = 1 if many or rows <= 8 else 2 if rows <= 16 else 4
         float_rows = 8 if many else 2
         padded = [*products, *[(None, 0)] * (4 - len(products))]
+        groups = sum(-(-m.n // (float_rows if m.type in FLOAT_TYPES else 16)) for m, _ in products)
+        outputs = sum(m.n for m, _ in products)
+        simds = 16 if outputs <= NARROW and x.k >= 16 * SUPERBLOCK and not many else 8
         run = self.kernels(
             "matvec",
             K=x.k,
             NT=tiles,
             FR=float_rows,
+            SIMDS=simds,
             ADD=bool(residual),
             **{f"T{i}": int(m.type) if m else 0 for i, (m, _) in enumerate(padded)},
             **{f"N{i}": m.n if m else 0 for i, (m, _) in enumerate(padded)},
         )
-        groups = sum(-(-m.n // (float_rows if m.type in FLOAT_TYPES else 16)) for m, _ in products)
         run.launch(
             (groups, -(-rows // (8 * tiles)), 1),
-            256,
+            32 * simds,
             x.records,
             x.floats,
             *(m.address if m else 0 for m, _ in padded),
@@ -141,9 +166,10 @@ class Ops:
 
     def attend_rows(
         self, q: int, qg: int, y: Activations, lengths: int, blocks: int, stride: int,
-        store: CudaStore, index: int, rows: int, splits: int,
+        store: CudaStore, index: int, rows: int, splits: int, chunk: int = 64,
     ) -> None:  # fmt: skip
-        """Attention of ``rows`` queries over their own lengths; a block table every ``stride``."""
+        """Attention of ``rows`` queries over their own lengths; a block table every ``stride``. A
+        split takes every ``splits``-th chunk of ``chunk`` keys."""
         c = self.config
         heads = rows * c.n_head
         partial = self.scratch("partial", 4 * heads * splits * c.head_dim)
@@ -154,6 +180,7 @@ class Ops:
             NH=c.n_head,
             NKV=c.n_head_kv,
             S=splits,
+            C=chunk,
             BLOCK_STRIDE=store.block_halves,
             SCALE=c.attention_scale,
         )
@@ -162,8 +189,9 @@ class Ops:
             lengths, blocks, partial, mass, stride,
         )  # fmt: skip
         merge = self.kernels(
-            "attend_merge", D=c.head_dim, S=splits, RECORDS=not y.halves, HALVES=bool(y.halves)
-        )
+            "attend_merge", D=c.head_dim, NH=c.n_head, S=splits, RECORDS=not y.halves,
+            HALVES=bool(y.halves),
+        )  # fmt: skip
         merge.launch((heads, 1, 1), c.head_dim, partial, mass, qg, y.floats, y.records, y.halves)
 
     def top_experts(self, logits: int, shared: int, chosen: int, weights: int, rows: int) -> None:
@@ -176,3 +204,16 @@ class Ops:
             W_SCALE=c.expert_weights_scale or 1.0,
         )
         run.launch((rows, 1, 1), 32, logits, shared, chosen, weights)
+
+    def route(
+        self, logits: int, shared: int, weights: int, groups: int, members: int, ranks: int,
+        rows: int,
+    ) -> None:  # fmt: skip
+        """As ``top_experts``, with the rows of each expert instead of the experts of each row."""
+        c = self.config
+        run = self.kernels(
+            "route", E=c.n_expert, K_USED=c.n_expert_used, RANKS=ranks, SHARED_GATE=bool(shared),
+            W_SCALE=c.expert_weights_scale or 1.0,
+        )  # fmt: skip
+        lanes = max(32 * min(rows, 32), min(256, c.n_expert // 32 * 32))
+        run.launch((1, 1, 1), lanes, logits, shared, weights, groups, members, rows)

@@ -71,14 +71,21 @@ def _matvec(body: Body, types: list[GGMLType], sizes: list[int], rows: int, k: i
     outs = [_empty(rows, n) for n in sizes]
     residual = _floats(rng, rows, sizes[0])
     tiles, float_rows = (1, 2) if rows <= 8 else (4, 3)
-    constants = {"K": k, "NT": tiles, "FR": float_rows, "ADD": 1}
+    simds = 8 if rows <= 8 else 4
+    constants = {"K": k, "NT": tiles, "FR": float_rows, "SIMDS": simds, "ADD": 1}
     constants |= {f"T{i}": int(t) for i, t in enumerate(types)}
     constants |= {f"N{i}": n for i, n in enumerate(sizes)}
     blocks = [
         -(-n // (float_rows if t in FLOAT_TYPES else 16)) for t, n in zip(types, sizes, strict=True)
     ]
     grid = (sum(blocks), -(-rows // (8 * tiles)), 1)
-    run(body, constants, [q, padded, *(p for p, _ in pairs), residual, *outs, rows], grid, 256)
+    run(
+        body,
+        constants,
+        [q, padded, *(p for p, _ in pairs), residual, *outs, rows],
+        grid,
+        32 * simds,
+    )
     worst = 0.0
     for i, (t, (_, w), y) in enumerate(zip(types, pairs, outs, strict=True)):
         wanted = (x.astype(np.float64) if t in FLOAT_TYPES else values) @ w.T
@@ -253,7 +260,7 @@ def _attention(d: int, heads: int, kv_heads: int) -> tuple[list[np.ndarray], dic
     kv = _floats(rng, 4, 2, 256, kv_heads, d).astype(np.float16)
     lengths = np.array([1, 256, 257], np.int32)
     tables = np.array([[3, 9], [0, 9], [2, 1]], np.int32)
-    sizes = {"D": d, "NH": heads, "NKV": kv_heads, "S": 3}
+    sizes = {"D": d, "NH": heads, "NKV": kv_heads, "S": 3, "C": 64 if d == 64 else 32}
     return [q, kv, lengths, tables], sizes | {"BLOCK_STRIDE": 512 * kv_heads * d, "SCALE": 0.1}
 
 
@@ -301,18 +308,52 @@ def top_experts(body: Body) -> float:
     chosen, weights = np.full((n, k), -1, np.int32), _empty(n, k + 1)
     constants = {"E": e, "K_USED": k, "SHARED_GATE": 1, "W_SCALE": 1.5}
     run(body, constants, [logits, shared, chosen, weights], (n, 1, 1), 32)
-    p = np.exp(logits - logits.max(-1, keepdims=True).astype(np.float64))
-    order = np.argsort(-logits, axis=-1, kind="stable")[:, :k]
-    picked = np.take_along_axis(p, order, -1)
-    wanted = np.concatenate(
-        [1.5 * picked / picked.sum(-1, keepdims=True), sigmoid(shared)[:, None]], -1
-    )
+    order, wanted = _routed(logits, shared, k)
     return max(error(weights, wanted), float((chosen != order).any()))
 
 
+def _routed(logits: np.ndarray, shared: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
+    p = np.exp(logits - logits.max(-1, keepdims=True).astype(np.float64))
+    order = np.argsort(-logits, axis=-1, kind="stable")[:, :k]
+    picked = np.take_along_axis(p, order, -1)
+    routed = 1.5 * picked / picked.sum(-1, keepdims=True)
+    return order, np.concatenate([routed, sigmoid(shared)[:, None]], -1)
+
+
 RANKS = {"K_USED": 2, "RANKS": 3}
+LIMITS = {"LANES": 256, "RESIDENT": 1}
 CHOSEN = np.array([[2, 0], [1, 2], *[[2, 1]] * 7, [3, 2], [3, 2]], np.int32)
 """Expert 2 is everyone's, at either rank: more rows than a tile. Expert 0 has one row."""
+
+
+def _groups(chosen: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Rows by expert as ``route`` leaves them, last expert first; unused places hold rubbish."""
+    groups, members = np.full(9, 1 << 20, np.int32), np.full((4, 64), 1 << 20, np.int32)
+    used = np.unique(chosen)[::-1]
+    groups[0] = len(used)
+    for i, e in enumerate(used):
+        rows, ranks = np.nonzero(chosen == e)
+        groups[1 + 2 * i : 3 + 2 * i] = e, len(rows)
+        members[e, : len(rows)] = 3 * rows + ranks
+    return groups, members
+
+
+def route(body: Body) -> float:
+    """More rows than simdgroups; every row's choice and weights, and every expert's rows once."""
+    rng, n, e, k = _rng(), 5, 40, 3
+    logits, shared = _floats(rng, n, e), _floats(rng, n)
+    logits[:, 7] += 3.0
+    weights, groups = _empty(n, k + 1), np.full(1 + 2 * e, -1, np.int32)
+    members = np.full((e, 64), -1, np.int32)
+    constants = {"E": e, "K_USED": k, "RANKS": 4, "SHARED_GATE": 1, "W_SCALE": 1.5}
+    run(body, constants, [logits, shared, weights, groups, members, n], (1, 1, 1), 64)
+    order, wanted = _routed(logits, shared, k)
+    places = []
+    for expert, count in groups[1 : 1 + 2 * groups[0]].reshape(-1, 2):
+        places += [(expert, place) for place in members[expert, :count]]
+    found = {(int(x), int(p)) for x, p in places}
+    true = {(int(order[b, r]), 4 * b + r) for b in range(n) for r in range(k)}
+    return max(error(weights, wanted), float(found != true or len(places) != n * k))
 
 
 def gate_up(body: Body) -> float:
@@ -330,10 +371,10 @@ def _gate_up(body: Body, routed: T, common: T, chosen: np.ndarray, tiles: int) -
     shared = [weight(rng, common, fs, k) for _ in range(2)]
     y, hq = _empty(n, 3, fs), empty_records(n * 3, fs)
     sizes = {"K": k, "F": f, "FS": fs, "FMAX": fs, "TE": int(routed), "TS": int(common)}
-    constants = RANKS | sizes | {"EXPERT_ROWS": f, "NT": tiles, "KS": 2}
+    constants = RANKS | LIMITS | sizes | {"EXPERT_ROWS": f, "NT": tiles, "KS": 2}
     weights = [p for p, _ in (*stacks, *shared)]
-    arguments = [q, x, chosen.copy(), *weights, y, hq, n]
-    run(body, constants, arguments, (2 * n + 1, fs // 32, 1), 256)
+    arguments = [q, x, *_groups(chosen), *weights, y, hq, n]
+    run(body, constants, arguments, (5, fs // 32, 1), 256)
     worst = 0.0
     for b in range(n):
         for rank in range(3):
@@ -363,9 +404,9 @@ def _down(body: Body, routed: T, common: T, chosen: np.ndarray, tiles: int) -> f
     shared, ws = weight(rng, common, out, fs)
     y = _empty(n, 3, out)
     sizes = {"N": out, "F": f, "FS": fs, "FMAX": fs, "TE": int(routed), "TS": int(common)}
-    constants = RANKS | sizes | {"NT": tiles, "KS": 2}
-    arguments = [q, h, chosen.copy(), stack, shared, y, n]
-    run(body, constants, arguments, (2 * n + 1, -(-out // 64), 1), 256)
+    constants = RANKS | LIMITS | sizes | {"NT": tiles, "KS": 2}
+    arguments = [q, h, *_groups(chosen), stack, shared, y, n]
+    run(body, constants, arguments, (5, -(-out // 64), 1), 256)
     if common in FLOAT_TYPES:
         values.reshape(n, 3, fs)[:, 2] = h.reshape(n, 3, fs)[:, 2]
     values = values.reshape(n, 3, fs)

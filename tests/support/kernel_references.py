@@ -15,6 +15,8 @@ Bytes = npt.NDArray[np.uint8]
 
 EPS = 1e-6
 REPACKED = {GGMLType.Q4_0: 144, GGMLType.Q8_0: 272, GGMLType.Q6_K: 224}
+ROW_TILE = 32
+"""Activation rows in a buffer of the kernels: whole tiles."""
 FLOAT_TYPES = (GGMLType.F32, GGMLType.F16, GGMLType.BF16)
 
 
@@ -38,27 +40,40 @@ def packed(raw: Bytes, ggml_type: GGMLType, n: int) -> Bytes:
     return out
 
 
+def empty_records(rows: int, k: int) -> npt.NDArray[np.uint32]:
+    """Activation records of NaN for ``rows`` in whole tiles: [tiles, k / 32, 80]."""
+    return np.full((-(-rows // ROW_TILE) * ROW_TILE // 8, k // 32, 80), 0x7FC00000, np.uint32)
+
+
 def records(x: Floats) -> tuple[npt.NDArray[np.uint32], Doubles]:
     """Activation records of x [rows, k], and the values they stand for."""
     rows, k = x.shape
     groups = x.reshape(rows, k // 32, 32)
     d = np.abs(groups).max(-1).astype(np.float32) / np.float32(127)
     codes = np.rint(groups / np.where(d > 0, d, 1)[..., None]).astype(np.int8)
-    packed = np.zeros((rows, k // 32, 12), np.float32)
-    packed[..., :8] = codes.view(np.float32)
-    packed[..., 8] = d
-    for half in range(2):
-        sums = codes[..., 16 * half : 16 * half + 16].sum(-1, dtype=np.int32)
-        packed[..., 9 + half] = d * sums
+    packed = empty_records(rows, k)
+    words, sums = codes.view(np.uint32), d * codes.sum(-1, dtype=np.int32)
+    for row in range(rows):
+        tile, slot = packed[row // 8], row % 8
+        tile[:, 8 * slot : 8 * slot + 8] = words[row]
+        tile[:, 64 + 2 * slot] = d[row].view(np.uint32)
+        tile[:, 65 + 2 * slot] = sums[row].astype(np.float32).view(np.uint32)
     values = codes * d[..., None].astype(np.float64)
-    return packed.view(np.uint32), values.reshape(rows, k)
+    return packed, values.reshape(rows, k)
 
 
-def recorded(packed: npt.NDArray[np.uint32]) -> Doubles:
-    """The values of activation records [rows, k / 32, 12]: [rows, k]."""
-    numbers = packed.view(np.float32)
-    codes = np.ascontiguousarray(numbers[..., :8]).view(np.int8)
-    return (codes * numbers[..., 8:9].astype(np.float64)).reshape(len(packed), -1)
+def recorded(packed: npt.NDArray[np.uint32], rows: int) -> Doubles:
+    """The values of activation records: [rows, k]. NaN where the sum is not that of the codes."""
+    tiles, groups, _ = packed.shape
+    words = packed[..., :64].reshape(tiles, groups, 8, 8).transpose(0, 2, 1, 3)
+    codes = np.ascontiguousarray(words).reshape(8 * tiles, groups, 8).view(np.int8)
+    factors = packed[..., 64:].view(np.float32).reshape(tiles, groups, 8, 2).transpose(0, 2, 1, 3)
+    d, sums = factors.reshape(8 * tiles, groups, 2)[:rows].astype(np.float64).transpose(2, 0, 1)
+    codes = codes[:rows]
+    values = codes * d[..., None]
+    wrong = np.abs(values.sum(-1) - sums) > 1e-5 * np.abs(values).sum(-1)
+    values[wrong] = np.nan
+    return values.reshape(rows, -1)
 
 
 def rms(x: npt.NDArray[np.floating]) -> Doubles:
