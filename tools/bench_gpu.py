@@ -123,7 +123,7 @@ def spread_experts(backend: CudaBackend) -> None:
     def route_by_noise(_: int, *others: int) -> None:
         route(next(layers), *others)
 
-    ops.route = route_by_noise  # type: ignore[method-assign]
+    ops.route = route_by_noise  # type: ignore[method-assign, assignment]
 
 
 def main(argv: Sequence[str] | None = None) -> None:
