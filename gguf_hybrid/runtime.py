@@ -265,12 +265,15 @@ def decoded_nbytes(tensors: Iterable[TensorInfo]) -> int:
 def list_devices() -> list[str]:
     """Names for ``--device``, with a word on each."""
     kind = require_backend()
-    return ["cpu: the processor"] + ([f"gpu: MLX on {kind}"] if kind != "cpu" else [])
+    gpus = {"cuda": "own kernels on CUDA", "metal": "MLX and own kernels on Metal"}
+    return ["cpu: the processor", *(f"gpu: {gpus[k]}" for k in (kind,) if k in gpus)]
 
 
 def _kv_type(config: RuntimeConfig) -> str:
     if config.cache_type_k != config.cache_type_v:
         raise ConfigError("-ctk and -ctv must be the same type (f16 or f32)")
+    if config.cache_type_k != "f16" and own_cuda(config):
+        raise ConfigError(f"-ctk {config.cache_type_k}: the CUDA kernels keep KV as f16 only")
     return config.cache_type_k
 
 

@@ -21,6 +21,7 @@ Array = npt.NDArray[Any]
 
 COMPUTE_MAJOR, COMPUTE_MINOR = 75, 76
 CAPTURE_RELAXED = 2
+EVENT_DISABLE_TIMING = 2
 HANDLE = ctypes.c_void_p
 
 
@@ -186,6 +187,14 @@ class Device:
         """Recorded now; for ``elapsed``."""
         event = HANDLE()
         self.call("cuEventCreate", ctypes.byref(event), 0)
+        self.call("cuEventRecord", event, self.stream)
+        return event
+
+    def record(self, event: HANDLE | None) -> HANDLE:
+        """``event``, or a new one for None, now stands for all work given so far; for ``wait``."""
+        if event is None:
+            event = HANDLE()
+            self.call("cuEventCreate", ctypes.byref(event), EVENT_DISABLE_TIMING)
         self.call("cuEventRecord", event, self.stream)
         return event
 

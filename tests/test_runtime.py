@@ -164,3 +164,16 @@ def test_without_the_compiled_library_mlx_computes(
 
     assert asyncio.run(name_of_backend()) == "mlx (cpu)"
     assert "no compiled CPU library" in caplog.text
+
+
+def test_cuda_refuses_other_kv_types_before_loading(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runtime, "own_cuda", lambda config: True)
+    config = replace(DEMO, cache_type_k="f32", cache_type_v="f32")
+    with pytest.raises(ConfigError, match="the CUDA kernels keep KV as f16 only"):
+        plan_memory(OpenModel.open(config), config)
+
+
+def test_devices_are_named_after_the_installed_backend(monkeypatch: pytest.MonkeyPatch) -> None:
+    for kind, n_gpus in (("cpu", 0), ("cuda", 1), ("metal", 1)):
+        monkeypatch.setattr(runtime, "require_backend", lambda kind=kind: kind)
+        assert len(runtime.list_devices()) == 1 + n_gpus

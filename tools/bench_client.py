@@ -28,7 +28,7 @@ T = TypeVar("T")
 @dataclass(slots=True)
 class Stream:
     """A streamed answer. Times are seconds of ``time.perf_counter``; ``arrivals`` has one for each
-    event with content, ``events`` every event."""
+    event with content or tokens (not every token has text), ``events`` every event."""
 
     began: float
     arrivals: list[float] = field(default_factory=list)
@@ -88,7 +88,7 @@ class Client:
                 if "error" in event:
                     raise RequestError(str(event["error"]))
                 stream.events.append(event)
-                if text_of(event):
+                if text_of(event) or event.get("tokens"):
                     stream.arrivals.append(now)
                 if len(stream.events) == n_events:
                     break

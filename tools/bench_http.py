@@ -2,53 +2,28 @@
 
 Clients ask ``/completion`` for streams, with prompts of random tokens, all at the same moment. With
 ``--against`` llama-server is started on the same file with the same flags and takes turns.
-Both servers stay loaded; the one that is not asked sleeps.
+Both servers stay loaded; the one that is not asked sleeps. ``--bare`` repeats it without a server
+(``bench_bare``), after the servers have gone: the ratio is what HTTP and threads cost.
 """
 
 import argparse
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from functools import partial
 from statistics import median
 
 import numpy as np
 
-from .bench_arguments import add_model_arguments, counts, n_threads
+from .bench_arguments import add_model_arguments, counts, model_config, n_threads
+from .bench_bare import BareEngine, BareVolley
 from .bench_client import Client, Stream, together
 from .bench_report import Cell, print_json, print_rows, ratio
 from .bench_server import OURS, ServerUnderTest
+from .bench_volley import Volley
 
 FIRST_PLAIN_ID = 300
 """Byte-level vocabularies begin with single bytes."""
-
-
-@dataclass(frozen=True, slots=True)
-class Volley:
-    """What simultaneous streams came to: seconds until all had a first token, seconds from the
-    first token of any to the end of all, seconds of the whole, and the longest gap of a stream."""
-
-    n_clients: int
-    n_prompt: int
-    n_generated: int
-    t_pp: float
-    t_tg: float
-    t_all: float
-    longest_gap: float
-
-    @property
-    def speed_pp(self) -> float:
-        return self.n_clients * self.n_prompt / self.t_pp
-
-    @property
-    def speed_tg(self) -> float:
-        return self.n_clients * self.n_generated / self.t_tg
-
-    @property
-    def speed(self) -> float:
-        """Tokens per second, read and generated."""
-        return self.n_clients * (self.n_prompt + self.n_generated) / self.t_all
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -57,6 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-ntg", type=int, default=128, help="tokens to generate per stream")
     parser.add_argument("-npl", type=counts, default=(1, 4), help="numbers of clients")
     parser.add_argument("-r", "--reps", type=int, default=3, help="repetitions")
+    parser.add_argument("--bare", action="store_true", help="compare with the engine alone, too")
     parser.add_argument("--against", metavar="PATH", help="a llama-server to compare with")
 
 
@@ -65,6 +41,9 @@ def run(args: argparse.Namespace) -> int:
         servers = [stack.enter_context(server) for server in servers_of(args)]
         volleys = _measure(args, servers)
     rows = [_summary(args, n, *(of_server[n] for of_server in volleys)) for n in args.npl]
+    if args.bare:
+        for row, (n, bare) in zip(rows, _measure_bare(args).items(), strict=True):
+            row.update(_beside_bare(volleys[0][n], bare))
     print_rows(rows)
     print_json({"bench": "http", "model": args.model, "reps": args.reps, "points": rows})
     return 0
@@ -72,14 +51,26 @@ def run(args: argparse.Namespace) -> int:
 
 def servers_of(args: argparse.Namespace) -> list[ServerUnderTest]:
     """Ours, and the one it is measured against."""
-    n_ctx = max(args.npl) * (-(-(args.npp + args.ntg + 1) // 256) * 256)
-    flags = ["-m", args.model, "-c", str(n_ctx), "-np", str(max(args.npl)), "--cache-ram", "0"]
+    flags = [
+        "-m",
+        args.model,
+        "-c",
+        str(_n_ctx(args)),
+        "-np",
+        str(max(args.npl)),
+        "--cache-ram",
+        "0",
+    ]
     flags += ["-fa", "on", "-ctk", "f16", "-ctv", "f16"]
     flags += ["-t", str(n_threads(args))]
     servers = [ServerUnderTest("ours", OURS, [*flags, "--arithmetic", args.arithmetic])]
     if args.against:
         servers.append(ServerUnderTest("against", [args.against], flags))
     return servers
+
+
+def _n_ctx(args: argparse.Namespace) -> int:
+    return max(args.npl) * (-(-(args.npp + args.ntg + 1) // 256) * 256)
 
 
 def _measure(
@@ -91,8 +82,7 @@ def _measure(
     n_vocab = clients[0].get("/v1/models")["data"][0]["meta"]["n_vocab"]
 
     def prompts(n: int) -> list[list[int]]:
-        ids = rng.integers(min(FIRST_PLAIN_ID, n_vocab // 2), n_vocab, (n, args.npp))
-        return [row.tolist() for row in ids]
+        return _prompts(rng, n, n_vocab, args.npp)
 
     volleys: list[dict[int, list[Volley]]] = [{n: [] for n in args.npl} for _ in servers]
     for client in clients:
@@ -103,6 +93,37 @@ def _measure(
             for client, of_server in zip(clients, volleys, strict=True):
                 of_server[n].append(volley(client, same, args.ntg))
     return volleys
+
+
+def _prompts(rng: np.random.Generator, n: int, n_vocab: int, length: int) -> list[list[int]]:
+    ids = rng.integers(min(FIRST_PLAIN_ID, n_vocab // 2), n_vocab, (n, length))
+    return [row.tolist() for row in ids]
+
+
+def _measure_bare(args: argparse.Namespace) -> dict[int, list[BareVolley]]:
+    """The volleys of the engine alone, with the server's settings."""
+    fields = {"n_ctx": _n_ctx(args), "n_parallel": max(args.npl), "cache_ram_mib": 0}
+    engine = BareEngine(model_config(args, kv_unified=False, **fields))
+    rng = np.random.default_rng(0)
+    volleys: dict[int, list[BareVolley]] = {n: [] for n in args.npl}
+    engine.volley(_prompts(rng, max(args.npl), engine.n_vocab, args.npp), 4)
+    for _ in range(args.reps):
+        for n in args.npl:
+            prompts = _prompts(rng, n, engine.n_vocab, args.npp)
+            volleys[n].append(engine.volley(prompts, args.ntg))
+    return volleys
+
+
+def _beside_bare(ours: Sequence[Volley], bare: Sequence[BareVolley]) -> dict[str, Cell]:
+    row: dict[str, Cell] = {
+        "bare_TG": median(v.speed_tg for v in bare),
+        "bare_all": median(v.speed for v in bare),
+        "bare_step_ms": median(v.step_ms for v in bare),
+        "bare_host_ms": median(v.host_ms for v in bare),
+    }
+    row["TG_of_bare"] = ratio(median(v.speed_tg for v in ours), median(v.speed_tg for v in bare))
+    row["all_of_bare"] = ratio(median(v.speed for v in ours), median(v.speed for v in bare))
+    return row
 
 
 def volley(client: Client, prompts: Sequence[Sequence[int]], n_predict: int) -> Volley:

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gguf_hybrid.backend.base import Backend
-from gguf_hybrid.backend.select import compiled_cpu, create_backend
+from gguf_hybrid.backend.select import compiled_cpu, create_backend, own_cuda
 from gguf_hybrid.cpu.library import Floats, Library, Mode, Pool, load
 from gguf_hybrid.model.qwen35 import Qwen35
 from gguf_hybrid.runtime_config import RuntimeConfig
@@ -121,7 +121,7 @@ def compare_backends(excerpt: Excerpt, config: RuntimeConfig) -> Iterator[Findin
     logits = {}
     backend = create_backend(excerpt.config, config)
     name = backend.name
-    logits[name] = _logits(excerpt, backend)
+    logits[name] = _logits(excerpt, backend, "f16" if own_cuda(config) else "f32")
     del backend
     exact_name = ""
     if compiled_cpu(config):
@@ -143,11 +143,11 @@ def _reference(excerpt: Excerpt) -> Backend:
     return MlxBackend(excerpt.config, mx.cpu)
 
 
-def _logits(excerpt: Excerpt, backend: Backend) -> Floats:
+def _logits(excerpt: Excerpt, backend: Backend, kv_type: str = "f32") -> Floats:
     """float32 [1 + N_MORE, n_vocab]: after a prompt of random tokens, and after each one more."""
     rng = np.random.default_rng(11)
     tokens = rng.integers(0, excerpt.config.n_vocab, N_PROMPT + N_MORE).tolist()
-    sequences = Sequences(Qwen35(excerpt.config, excerpt.tensors, backend), 1, "f32")
+    sequences = Sequences(Qwen35(excerpt.config, excerpt.tensors, backend), 1, kv_type)
     pieces = [tokens[:N_PROMPT], *([t] for t in tokens[N_PROMPT:])]
     return np.stack([sequences.feed((0, piece))[0] for piece in pieces])
 

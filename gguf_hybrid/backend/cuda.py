@@ -9,6 +9,7 @@ of decode steps round activations to int8 in groups of 32, those of prompts to f
 
 import logging
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,12 +18,13 @@ import numpy as np
 from gguf_hybrid.config import ModelConfig
 from gguf_hybrid.errors import BackendError
 from gguf_hybrid.metal.driver import Device
+from gguf_hybrid.sampling.device import Choice
 from gguf_hybrid.step import Row, Step
 from gguf_hybrid.weights.reader import TensorInfo
 
-from .base import Floats, StoreSpec, Tensors
+from .base import Floats, Picked, StoreSpec, Tensors
 from .cuda_blocks import Attention, DeltaNet, FeedForward, Head, attention, delta_net, feed_forward
-from .cuda_decode import HIDDEN, MAX_ROWS, Decoder, Operation
+from .cuda_decode import HIDDEN, MAX_ROWS, SAMPLE, Decoder, Host, Operation
 from .cuda_kernels import Kernels
 from .cuda_prompt import Prompter
 from .cuda_store import CudaStore
@@ -33,8 +35,9 @@ log = logging.getLogger(__name__)
 
 HEAD_DIMS = (64, 128, 256)
 STATE_SIZES = (32, 64, 128)
-UNUSED_REFERENCES = 2
-"""What ``sys.getrefcount`` says of an array that only its owner's attribute refers to."""
+UNUSED_REFERENCES = 3
+"""What ``sys.getrefcount`` says of the pinned array when nobody holds a view of it: the backend
+and its own view do. Views of views refer to the array at the bottom."""
 
 
 @dataclass(slots=True)
@@ -52,6 +55,20 @@ class Block:
     feed_forward: FeedForward
 
 
+@dataclass(frozen=True, slots=True)
+class Running:
+    """``base.Launched``: a step whose tokens the device chooses."""
+
+    device: Device
+    host: Host
+    n_rows: int
+    logits: Floats
+
+    def wait(self) -> Picked:
+        self.device.wait(self.host.free)
+        return Picked(self.host.picks[: self.n_rows].tolist(), self.logits)
+
+
 class CudaBackend:
     """``gguf_hybrid.backend.base.Backend`` on one NVIDIA GPU.
 
@@ -59,6 +76,7 @@ class CudaBackend:
     """
 
     kernel_types = frozenset(SUPERBLOCK_NBYTES)
+    n_sampled_rows = MAX_ROWS
 
     def __init__(self, config: ModelConfig, device: Device) -> None:
         _check_sizes(config)
@@ -70,7 +88,8 @@ class CudaBackend:
         self._upload = Uploader(self.device, self.kernels)
         self._decoder = Decoder(self.device, self.kernels, config, rope)
         self._prompter = Prompter(self.device, self.kernels, config, rope)
-        self._logits = np.empty((0, config.n_vocab), np.float32)
+        self._pinned = np.empty(0, np.uint8)
+        self._logits = self._pinned.view(np.float32).reshape(0, config.n_vocab)
 
     # -- weights ------------------------------------------------------------------------------
 
@@ -129,6 +148,22 @@ class CudaBackend:
         self._evaluate(plan, [len(row) for row in plan.step.rows], out)
         return out
 
+    def launch(
+        self,
+        head: Head,
+        x: Plan,
+        plan: Plan,
+        choices: Sequence[Choice | None],
+        sources: Sequence[int],
+    ) -> Running:
+        _recorded(plan, SAMPLE, head)
+        rows = plan.step.rows
+        assert all(len(row) == row.n_logits == 1 for row in rows) and len(rows) <= MAX_ROWS
+        n_logits = choices.count(None)
+        logits = self._buffer(n_logits) if n_logits else np.empty((0, 0), np.float32)
+        host = self._decoder.sample(rows, plan.operations, plan.store, choices, sources, logits)
+        return Running(self.device, host, len(rows), logits)
+
     def _evaluate(self, plan: Plan, wanted: list[int], out: Floats) -> None:
         """Compute the step; row i fills the next ``wanted[i]`` rows of ``out``."""
         rows, offsets = plan.step.rows, [0, *np.cumsum(wanted).tolist()]
@@ -160,9 +195,10 @@ class CudaBackend:
 
     def _buffer(self, n: int) -> Floats:
         """[n, n_vocab] in pinned memory."""
-        if len(self._logits) < n or sys.getrefcount(self._logits) > UNUSED_REFERENCES:
+        if len(self._logits) < n or sys.getrefcount(self._pinned) > UNUSED_REFERENCES:
             nbytes = 4 * max(n, 1) * self.config.n_vocab
-            self._logits = self.device.pinned(nbytes).view(np.float32).reshape(max(n, 1), -1)
+            self._pinned = self.device.pinned(nbytes)
+            self._logits = self._pinned.view(np.float32).reshape(max(n, 1), -1)
         return self._logits[:n]
 
 

@@ -1,7 +1,8 @@
 """Steps of single tokens: one graph launch for all rows, replayed with new inputs.
 
 A graph is captured for each bucket of rows (1, 2, 4, ... 64). Everything that changes from step to
-step lies in one pinned buffer that the graph copies to the device first; lengths are among it.
+step lies in one pinned buffer that is copied to the device first; lengths are among it. There are
+two such buffers, so that a step can be prepared and launched while the one before still runs.
 Surplus rows of a bucket write to the store's scratch row and scratch block.
 """
 
@@ -13,12 +14,15 @@ import numpy as np
 import numpy.typing as npt
 
 from gguf_hybrid.config import ModelConfig
+from gguf_hybrid.memory.store import Floats
 from gguf_hybrid.metal.driver import Device, Graph
+from gguf_hybrid.sampling.device import Choice
 from gguf_hybrid.step import BLOCK, ZERO_STATE, Row
 
 from .cuda_blocks import Attention, DeltaNet, FeedForward, Head
 from .cuda_kernels import Kernels, Scratch
 from .cuda_ops import Activations, Experts, Inputs, Ops
+from .cuda_sampling import Sampling, Told, n_words
 from .cuda_store import CudaStore
 from .cuda_weights import SUPERBLOCK, Matrix
 from .rope import Rope
@@ -33,11 +37,16 @@ HIDDEN_PARTS = 4
 Operation = tuple[str, Any, int]
 HIDDEN = "hidden_of"
 """The operation that ends a step for embeddings."""
+SAMPLE = "sample_of"
+"""The operation that ends a step whose tokens the device chooses."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Host:
-    """The inputs of a step in pinned memory, views into one buffer."""
+    """The inputs of a step in pinned memory, views into one buffer, and what comes back.
+
+    ``free`` is an event: once it has happened, the device has read and written all of it.
+    """
 
     raw: npt.NDArray[np.uint8]
     tokens: npt.NDArray[np.int32]
@@ -47,6 +56,18 @@ class Host:
     lengths: npt.NDArray[np.int32]
     angles: npt.NDArray[np.float32]
     blocks: npt.NDArray[np.int32]
+    told: Told
+    picks: npt.NDArray[np.int32]
+    free: Any = None
+
+
+@dataclass(slots=True)
+class Captured:
+    """The graph of a bucket; ``address`` is where it reads what ``hosts`` hold in turn."""
+
+    graph: Graph
+    address: int
+    hosts: list[Host]
 
 
 class Decoder:
@@ -57,6 +78,8 @@ class Decoder:
         self._scratch = Scratch(device)
         self._ops = Ops(device, kernels, config, self._scratch)
         self._kernels = kernels
+        self._sampling = Sampling(kernels, self._scratch, config.n_vocab, MAX_ROWS)
+        self._told = 0
         self._joining: Experts | None = None
         self._ones = device.allocate(4 * MAX_ROWS)
         device.upload(self._ones, np.ones(MAX_ROWS, np.float32))
@@ -65,20 +88,56 @@ class Decoder:
     def run(self, rows: Sequence[Row], operations: Sequence[Operation], store: CudaStore) -> int:
         """The address of the logits [len(rows), n_vocab], or of the normed activations
         [len(rows), n_embd] if that was the last operation; asynchronous."""
-        bucket = 1
-        while bucket < len(rows):
-            bucket *= 2
-        key = (bucket, tuple(id(block) for _, block, _ in operations))
-        found = store.graphs.get(key)
-        if found is None:
-            found = store.graphs[key] = self._capture(bucket, operations, store)
-        graph, host = found
-        self._device.synchronize()
-        self._fill(host, rows, store)
-        graph.replay()
+        host = self._replay(rows, operations, store, (), ())
+        host.free = self._device.record(host.free)
         if operations[-1][0] == HIDDEN:
             return self._ops.activations("h", MAX_ROWS, self._config.n_embd, False).floats
         return self._logits()
+
+    def sample(
+        self,
+        rows: Sequence[Row],
+        operations: Sequence[Operation],
+        store: CudaStore,
+        choices: Sequence[Choice | None],
+        sources: Sequence[int],
+        logits: Floats,
+    ) -> Host:
+        """Start a step that ends in ``SAMPLE``. Once the returned host is free, ``picks`` are the
+        tokens, and ``logits`` (pinned) those of the rows without a choice."""
+        host = self._replay(rows, operations, store, choices, sources)
+        self._device.download(host.picks, self._sampling.picks)
+        wanted = [i for i, choice in enumerate(choices) if choice is None]
+        for out, i in zip(logits, wanted, strict=True):
+            self._device.download(out, self._logits() + 4 * i * self._config.n_vocab)
+        host.free = self._device.record(host.free)
+        return host
+
+    def _replay(
+        self,
+        rows: Sequence[Row],
+        operations: Sequence[Operation],
+        store: CudaStore,
+        choices: Sequence[Choice | None],
+        sources: Sequence[int],
+    ) -> Host:
+        bucket = 1
+        while bucket < len(rows):
+            bucket *= 2
+        key = (bucket, tuple((name, id(block)) for name, block, _ in operations))
+        captured = store.graphs.get(key)
+        if captured is None:
+            captured = store.graphs[key] = self._capture(bucket, operations, store)
+        captured.hosts.reverse()
+        host: Host = captured.hosts[0]
+        if host.free is not None:
+            self._device.wait(host.free)
+        self._fill(host, rows, store)
+        if choices:
+            host.told.fill(choices, sources)
+        self._device.upload(captured.address, host.raw)
+        captured.graph.replay()
+        return host
 
     def _logits(self) -> int:
         return self._ops.floats("logits", MAX_ROWS, self._config.n_vocab)
@@ -104,38 +163,48 @@ class Decoder:
 
     def _host(self, bucket: int, n_blocks: int) -> Host:
         half = self._config.n_rot // 2
-        raw = self._device.pinned(4 * bucket * (5 + 2 * half + n_blocks))
-        words = raw.view(np.int32)
-        five = words[: 5 * bucket].reshape(5, bucket)
-        angles = words[5 * bucket : (5 + 2 * half) * bucket].view(np.float32)
-        blocks = words[(5 + 2 * half) * bucket :].reshape(bucket, n_blocks)
-        tokens, read_rows, write_rows, cells, lengths = five
-        angles = angles.reshape(2, bucket, half)
-        return Host(raw, tokens, read_rows, write_rows, cells, lengths, angles, blocks)
+        sizes = [5 * bucket, 2 * half * bucket, n_blocks * bucket, n_words(bucket)]
+        raw = self._device.pinned(4 * sum(sizes))
+        five, angles, blocks, told = np.split(raw.view(np.int32), np.cumsum(sizes[:-1]))
+        tokens, read_rows, write_rows, cells, lengths = five.reshape(5, bucket)
+        floats = angles.view(np.float32).reshape(2, bucket, half)
+        tables = blocks.reshape(bucket, n_blocks)
+        picks = self._device.pinned(4 * bucket).view(np.int32)
+        return Host(
+            raw, tokens, read_rows, write_rows, cells, lengths, floats, tables,
+            Told.over(told, bucket), picks,
+        )  # fmt: skip
 
-    def _capture(
-        self, bucket: int, operations: Sequence[Operation], store: CudaStore
-    ) -> tuple[Graph, Host]:
-        """The first run happens outside the capture, so that kernels and buffers exist."""
+    def _capture(self, bucket: int, operations: Sequence[Operation], store: CudaStore) -> Captured:
+        """The first run happens outside the capture, so that kernels and buffers exist. The picks
+        of the step before, which may still be wanted, survive it."""
         table = store.spec.n_blocks + 1
-        host = self._host(bucket, table)
-        self._fill(host, (), store)
-        half = self._config.n_rot // 2
-        address = self._scratch(f"inputs.{bucket}", host.raw.nbytes)
+        hosts = [self._host(bucket, table) for _ in range(2)]
+        for host in hosts:
+            self._fill(host, (), store)
+            host.told.fill((), ())
+        address = self._scratch(f"inputs.{bucket}", hosts[0].raw.nbytes)
         fields = [address + 4 * bucket * i for i in range(6)]
         tokens, read_rows, write_rows, cells, lengths, cosines = fields
-        sines = cosines + 4 * bucket * half
-        blocks = sines + 4 * bucket * half
+        sines = cosines + 4 * bucket * (self._config.n_rot // 2)
+        blocks = sines + 4 * bucket * (self._config.n_rot // 2)
         inputs = Inputs(tokens, read_rows, write_rows, cells, lengths, blocks, cosines, sines)
+        told = blocks + 4 * bucket * table
 
         def record() -> None:
-            self._device.upload(address, host.raw)
+            self._told = told
+            if operations[-1][0] == SAMPLE:
+                self._sampling.take_tokens(told, tokens, bucket)
             for name, block, index in operations:
                 getattr(self, f"_{name}")(block, index, inputs, store, bucket, table)
 
+        self._device.upload(address, hosts[0].raw)
+        kept = self._scratch("picks.kept", 4 * MAX_ROWS)
+        self._device.copy(kept, self._sampling.picks, 4 * MAX_ROWS)
         record()
+        self._device.copy(self._sampling.picks, kept, 4 * MAX_ROWS)
         self._device.synchronize()
-        return self._device.capture(record), host
+        return Captured(self._device.capture(record), address, hosts)
 
     # -- operations ---------------------------------------------------------------------------
 
@@ -256,6 +325,12 @@ class Decoder:
     ) -> None:
         h = self._normed(head.norm, n)
         self._ops.matvec(h, [(head.output, self._logits())], n)
+
+    def _sample_of(
+        self, head: Head, index: int, run: Inputs, store: CudaStore, n: int, table: int
+    ) -> None:
+        self._logits_of(head, index, run, store, n, table)
+        self._sampling.choose(self._told, run.tokens, self._logits(), n)
 
     def _hidden_of(
         self, head: Head, _: int, run: Inputs, store: CudaStore, n: int, __: int

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from gguf_hybrid.sampling.device import MAX_BIASES, MAX_TOP_K, MAX_WINDOW, Choice
 
+from .base import GIVEN
 from .cuda_kernels import Kernels, Scratch
 
 SLICES = 32
@@ -19,8 +20,6 @@ SLICES = 32
 LANES = 512
 COUNTS = 3 + MAX_BIASES + MAX_WINDOW
 KNOBS = 7 + MAX_BIASES
-GIVEN = -1
-"""``source`` of a row whose token the host knows."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -119,6 +119,10 @@ def free_memory(config: RuntimeConfig) -> int:
     """Bytes that weights, states and KV may take on the device that will compute."""
     if wants_cpu(config):
         return host_memory()
+    if own_cuda(config):
+        from gguf_hybrid.metal.driver import Device
+
+        return Device().free_memory()
     import mlx.core as mx
 
     info = mx.device_info()
