@@ -39,7 +39,10 @@ class Sequences:
 
     def feed(self, *work: Work) -> list[Floats]:
         """One pass; float32 [n_vocab] after the last token of each (sequence, tokens)."""
-        rows = [self.memory.plan(seq, np.array(tokens, np.int32), 1) for seq, tokens in work]
+        rows = [
+            self.memory.plan(seq, np.array(tokens, np.int32), 1, is_decode=len(tokens) == 1)
+            for seq, tokens in work
+        ]
         step = Step(tuple(rows))
         logits = self.model.forward(step, self.memory.store)
         self.memory.commit(step)

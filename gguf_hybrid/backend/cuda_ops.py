@@ -17,8 +17,8 @@ ROW_TILE = 8
 """Activation rows a matrix-vector kernel takes at a time; buffers hold whole tiles."""
 NORM_LANES = 1024
 """Lanes that share one row of a norm: few rows, so as many as a threadgroup holds."""
-MANY_ROWS = 64
-"""From here on a float matrix is shared by more of its own rows instead of more rows of x."""
+DECODE_FLOAT_ROWS, PROMPT_FLOAT_ROWS = 2, 8
+"""Rows of a float matrix that a threadgroup takes: a prompt has enough rows of x for all of them."""
 FLOAT_TYPES = frozenset({GGMLType.F32, GGMLType.F16, GGMLType.BF16})
 
 
@@ -93,11 +93,14 @@ class Ops:
         products: Sequence[tuple[Matrix, int]],
         rows: int,
         residual: int = 0,
+        is_prompt: bool = False,
     ) -> None:
-        """Each product's matrix times the rows of x, one launch; ``residual`` joins the first."""
-        many = rows > MANY_ROWS
-        tiles = 1 if many or rows <= 8 else 2
-        float_rows = 8 if many else 2
+        """Each product's matrix times the rows of x, one launch; ``residual`` joins the first.
+
+        A prompt's rows all take one variant of the kernel, however many there are.
+        """
+        tiles = 1 if is_prompt or rows <= ROW_TILE else 2
+        float_rows = PROMPT_FLOAT_ROWS if is_prompt else DECODE_FLOAT_ROWS
         padded = [*products, *[(None, 0)] * (4 - len(products))]
         run = self.kernels(
             "matvec",

@@ -1,8 +1,9 @@
-"""Rows of several tokens, one row at a time: matrix products on the tensor units.
+"""Prompt rows, one at a time: matrix products on the tensor units.
 
 Activations become f16 in front of a product, sums stay float32; float32 weights (routers, gates)
 are multiplied in float32. The delta rule runs over the tokens in order with its state in registers.
-Attention takes ``ATTEND_TILE`` tokens at a time, which bounds its scratch.
+Attention takes ``ATTEND_TILE`` tokens at a time, which bounds its scratch. What is computed for a
+token does not depend on how many tokens the row has: every sum has one order whatever the launch.
 """
 
 from collections.abc import Sequence
@@ -25,7 +26,7 @@ from .rope import Rope
 ATTEND_TILE = 128
 SPLITS = 4
 TALL_TILE, SHORT_TILE = 128, 64
-"""Rows of x that a threadgroup of ``matmul`` takes."""
+"""Rows of x that a threadgroup of ``matmul`` takes; both add along k in the same order."""
 N_TILE = 64
 SCAN_ROWS = 16
 
@@ -80,7 +81,7 @@ class Prompter:
 
     def _product(self, x: Activations, w: Matrix, y: int, rows: int, residual: int = 0) -> None:
         if w.type is GGMLType.F32:
-            self._ops.matvec(x, [(w, y)], rows, residual)
+            self._ops.matvec(x, [(w, y)], rows, residual, is_prompt=True)
             return
         tile = TALL_TILE if rows > SHORT_TILE else SHORT_TILE
         grid = (-(-w.n // N_TILE), -(-rows // tile), 1)
@@ -241,7 +242,7 @@ class Prompter:
         h = self._ops.activations("last", n, width, False)
         x = self._x(row) + 4 * (len(row) - n) * width
         self._ops.norm(x, head.norm, h, n)
-        self._ops.matvec(h, [(head.output, self._logits(row))], n)
+        self._ops.matvec(h, [(head.output, self._logits(row))], n, is_prompt=True)
 
     def _hidden_of(self, head: Head, _: int, run: Inputs, store: CudaStore, row: Row) -> None:
         self._normed(head.norm, row)

@@ -1,7 +1,7 @@
 """The CUDA backend without CUDA: its launches, buffers and bookkeeping over the CPU shim.
 
-Half of a tiny model, so that lanes run one after another in bearable time. On a GPU the same steps
-are checked by the record in docs/bench.
+Two layers of a tiny model, so that lanes run one after another in bearable time. On a GPU the same
+steps are checked by the record in docs/bench.
 """
 
 from dataclasses import replace
@@ -17,39 +17,112 @@ from gguf_hybrid.backend.cuda import CudaBackend
 from gguf_hybrid.backend.mlx import MlxBackend
 from gguf_hybrid.config import ModelConfig
 from gguf_hybrid.demo import __file__ as demo
-from gguf_hybrid.memory.store import StoreSpec
+from gguf_hybrid.memory.store import Store, StoreSpec
 from gguf_hybrid.model.qwen35 import Qwen35
-from gguf_hybrid.step import ZERO_STATE, Row, Step
+from gguf_hybrid.step import CHUNK, ZERO_STATE, Row, Step
 from gguf_hybrid.weights.layout import check_tensors
 from gguf_hybrid.weights.reader import open_gguf
 
 pytestmark = pytest.mark.skipif(shim.compiler() is None, reason="no C++ compiler")
 
 MODEL = Path(demo).with_name("qwen35moe-tiny-Q4_K_M.gguf")
-N_LAYER = 4
+LAYERS = (2, 3)
+"""A Gated DeltaNet layer and an attention layer."""
 TOLERANCE = 0.03
 """Relative distance of logits: decode rounds activations to int8."""
+PROMPT_TOLERANCE = 0.01
+"""The same for prompts, which round to f16."""
+
+Models = tuple[Qwen35, Qwen35]
 
 
-def _row(seq_id: int, start: int, tokens: list[int], read: int, write: int) -> Row:
-    blocks = np.array([seq_id], np.int32)
-    return Row(seq_id, start, np.array(tokens, np.int32), read, (write,), blocks, 1)
-
-
-def test_steps_agree_with_the_reference_and_rows_do_not_meet() -> None:
+@pytest.fixture(scope="module")
+def models() -> Models:
+    """The same layers on MLX and on CUDA."""
     file = open_gguf(MODEL)
     whole = ModelConfig.from_metadata(file.metadata, file.tensors)
-    tensors = dict(check_tensors(whole, file.tensors).trunk)
-    config = replace(whole, n_layer=N_LAYER, recurrent_layers=whole.recurrent_layers[:N_LAYER])
+    kinds = tuple(whole.recurrent_layers[layer] for layer in LAYERS)
+    config = replace(whole, n_layer=len(LAYERS), recurrent_layers=kinds)
+    tensors = {}
+    for name, tensor in check_tensors(whole, file.tensors).trunk.items():
+        block, layer, *rest = name.split(".", 2)
+        if block != "blk":
+            tensors[name] = tensor
+        elif int(layer) in LAYERS:
+            tensors[".".join([block, str(LAYERS.index(int(layer))), *rest])] = tensor
     reference = Qwen35(config, tensors, MlxBackend(config, mx.cpu))
-    model = Qwen35(config, tensors, CudaBackend(config, HostDevice(poison=255)))  # type: ignore[arg-type]
-    wanted_store, store = (m.new_store(StoreSpec(6, 3)) for m in (reference, model))
+    return reference, Qwen35(config, tensors, CudaBackend(config, HostDevice(poison=255)))  # type: ignore[arg-type]
+
+
+def _row(
+    seq_id: int, start: int, tokens: list[int], read: int, *writes: int, is_decode: bool = False
+) -> Row:
+    blocks = np.array([seq_id], np.int32)
+    ids = np.array(tokens, np.int32)
+    return Row(seq_id, start, ids, read, writes, blocks, 1, is_decode)
+
+
+def _distance(got: np.ndarray, wanted: np.ndarray) -> float:
+    return float(np.linalg.norm(got - wanted) / np.linalg.norm(wanted))
+
+
+def _state(store: Store, row: int) -> np.ndarray:
+    return store.snapshot_state(row).to_host()
+
+
+def test_steps_agree_with_the_reference_and_rows_do_not_meet(models: Models) -> None:
+    reference, model = models
+    wanted_store, store = (m.new_store(StoreSpec(6, 3)) for m in models)
     steps = [
         Step((_row(0, 0, [5, 9], ZERO_STATE, 0), _row(1, 0, [77], ZERO_STATE, 1))),
-        Step((_row(0, 2, [15], 0, 2), _row(1, 1, [7], 1, 3))),
+        Step((_row(0, 2, [15], 0, 2, is_decode=True), _row(1, 1, [7], 1, 3, is_decode=True))),
     ]
-    for step in steps:
+    for step, tolerance in zip(steps, (PROMPT_TOLERANCE, TOLERANCE), strict=True):
         wanted, got = reference.forward(step, wanted_store), model.forward(step, store).copy()
-        assert np.linalg.norm(got - wanted) < TOLERANCE * np.linalg.norm(wanted)
-    alone = model.forward(Step((_row(1, 1, [7], 1, 4),)), store)
+        assert _distance(got, wanted) < tolerance
+    alone = model.forward(Step((_row(1, 1, [7], 1, 4, is_decode=True),)), store)
     assert np.array_equal(alone[0], got[1])
+
+
+def test_a_prompt_may_be_cut_and_have_company(models: Models) -> None:
+    """Whole, cut at a chunk's end, and with its last token as a row of its own: the same bits."""
+    _, model = models
+    tokens = np.random.default_rng(4).integers(0, model.config.n_vocab, CHUNK + 2).tolist()
+    results = []
+    for cuts in ([], [CHUNK], [CHUNK, CHUNK + 1]):
+        store = model.new_store(StoreSpec(4, 2))
+        read, bounds = ZERO_STATE, [0, *cuts, len(tokens)]
+        for i, (first, end) in enumerate(zip(bounds, bounds[1:], strict=False)):
+            row = _row(0, first, tokens[first:end], read, i % 2)
+            company = (_row(1, 0, [3], ZERO_STATE, 2, is_decode=True),) if cuts == [CHUNK] else ()
+            logits = model.forward(Step((row, *company)), store)[0].copy()
+            read = i % 2
+        results.append((logits, _state(store, read), store.read_block(0)))
+    for result in results[1:]:
+        for got, wanted in zip(result, results[0], strict=True):
+            assert np.array_equal(got, wanted)
+
+
+def test_a_prompt_leaves_the_states_of_its_last_tokens(models: Models) -> None:
+    reference, model = models
+    wanted_store, store = (m.new_store(StoreSpec(6, 1)) for m in models)
+    step = Step((_row(0, 0, [5, 9, 77], ZERO_STATE, 0, 1, 2),))
+    reference.forward(step, wanted_store)
+    model.forward(step, store)
+    for age in range(3):
+        assert _distance(_state(store, age), _state(wanted_store, age)) < PROMPT_TOLERANCE
+        model.forward(Step((_row(0, 0, [5, 9, 77][: 3 - age], ZERO_STATE, 3),)), store)
+        assert np.array_equal(_state(store, 3), _state(store, age))
+
+
+def test_hidden_states_agree_with_the_reference(models: Models) -> None:
+    """Two prompts, one of a single token; a piece of a prompt gives the same bits."""
+    reference, model = models
+    wanted_store, store = (m.new_store(StoreSpec(4, 2)) for m in models)
+    step = Step((_row(0, 0, [5, 9, 77], ZERO_STATE, 0), _row(1, 0, [12], ZERO_STATE, 1)))
+    got = model.hidden(step, store)
+    assert got.shape == (4, model.config.n_embd)
+    assert _distance(got, reference.hidden(step, wanted_store)) < PROMPT_TOLERANCE
+    head = model.hidden(Step((_row(0, 0, [5, 9], ZERO_STATE, 2),)), store)
+    tail = model.hidden(Step((_row(0, 2, [77], 2, 3),)), store)
+    assert np.array_equal(np.concatenate([head, tail]), got[:3])
