@@ -2,9 +2,9 @@
 
 Operations are recorded while the model runs and computed by ``logits``: decode rows together as a
 captured graph (``cuda_decode``), prompt rows one by one on the tensor units (``cuda_prompt``). A
-row's result does not depend on the other rows, nor a prompt's on where it is cut, bit for bit.
-Weights, states and KV lie in device memory. Matrix products of decode steps round activations to
-int8 in groups of 32, those of prompts to f16.
+row's result does not depend, bit for bit, on the other rows, nor a prompt's on cuts at multiples of
+``CHUNK``. Weights, states and KV lie in device memory. Matrix products of decode steps round
+activations to int8 in groups of 32, those of prompts to f16.
 """
 
 import logging
@@ -25,6 +25,7 @@ from .cuda_blocks import Attention, DeltaNet, FeedForward, Head, attention, delt
 from .cuda_decode import HIDDEN, MAX_ROWS, Decoder, Operation
 from .cuda_kernels import Kernels
 from .cuda_prompt import Prompter
+from .cuda_single import SinglePrompter
 from .cuda_store import CudaStore
 from .cuda_weights import SUPERBLOCK_NBYTES, Matrix, Uploader
 from .rope import rope_of
@@ -70,6 +71,7 @@ class CudaBackend:
         self._upload = Uploader(self.device, self.kernels)
         self._decoder = Decoder(self.device, self.kernels, config, rope)
         self._prompter = Prompter(self.device, self.kernels, config, rope)
+        self._single = SinglePrompter(self.device, self.kernels, config, rope)
         self._logits = np.empty((0, config.n_vocab), np.float32)
 
     # -- weights ------------------------------------------------------------------------------
@@ -137,7 +139,8 @@ class CudaBackend:
             self._decode(decoding[first : first + MAX_ROWS], offsets, plan, out)
         for i, row in enumerate(rows):
             if not row.is_decode:
-                address = self._prompter.run(row, plan.operations, plan.store)
+                prompter = self._single if len(row) == 1 else self._prompter
+                address = prompter.run(row, plan.operations, plan.store)
                 self._fetch(out[offsets[i] : offsets[i + 1]], address)
         self.device.synchronize()
 

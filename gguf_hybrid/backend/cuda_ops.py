@@ -18,7 +18,7 @@ ROW_TILE = 8
 NORM_LANES = 1024
 """Lanes that share one row of a norm: few rows, so as many as a threadgroup holds."""
 DECODE_FLOAT_ROWS, PROMPT_FLOAT_ROWS = 2, 8
-"""Rows of a float matrix that a threadgroup takes: a prompt has enough rows of x for all of them."""
+"""Rows of a float matrix that a threadgroup takes: a prompt fills the device by its rows of x."""
 FLOAT_TYPES = frozenset({GGMLType.F32, GGMLType.F16, GGMLType.BF16})
 
 
@@ -31,12 +31,6 @@ class Activations:
     halves: int
     k: int
 
-    def from_row(self, row: int) -> "Activations":
-        at = row * self.k
-        halves = self.halves and self.halves + 2 * at
-        records = self.records and self.records + at // 32 * RECORD_NBYTES
-        return Activations(self.floats + 4 * at, records, halves, self.k)
-
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
@@ -47,9 +41,9 @@ class Inputs:
     write_rows: int
     cells: int
     lengths: int
-    blocks: int
     cosines: int
     sines: int
+    blocks: int
 
 
 class Ops:
@@ -164,10 +158,8 @@ class Ops:
             (splits, c.n_head_kv, rows), 256, q, store.kv + 2 * index * store.layer_halves,
             lengths, blocks, partial, mass, stride,
         )  # fmt: skip
-        merge = self.kernels(
-            "attend_merge", D=c.head_dim, S=splits, RECORDS=not y.halves, HALVES=bool(y.halves)
-        )
-        merge.launch((heads, 1, 1), c.head_dim, partial, mass, qg, y.floats, y.records, y.halves)
+        merge = self.kernels("attend_merge", D=c.head_dim, S=splits)
+        merge.launch((heads, 1, 1), c.head_dim, partial, mass, qg, y.floats, y.records)
 
     def top_experts(self, logits: int, shared: int, chosen: int, weights: int, rows: int) -> None:
         c = self.config

@@ -14,6 +14,7 @@ from gguf_hybrid.metal import shim
 from gguf_hybrid.metal.host_device import HostDevice
 
 from gguf_hybrid.backend.cuda import CudaBackend
+from gguf_hybrid.backend.cuda_delta import segments
 from gguf_hybrid.backend.mlx import MlxBackend
 from gguf_hybrid.config import ModelConfig
 from gguf_hybrid.demo import __file__ as demo
@@ -88,19 +89,22 @@ def test_a_prompt_may_be_cut_and_have_company(models: Models) -> None:
     """Whole, cut at a chunk's end, and with its last token as a row of its own: the same bits."""
     _, model = models
     tokens = np.random.default_rng(4).integers(0, model.config.n_vocab, CHUNK + 2).tolist()
-    results = []
-    for cuts in ([], [CHUNK], [CHUNK, CHUNK + 1]):
-        store = model.new_store(StoreSpec(4, 2))
-        read, bounds = ZERO_STATE, [0, *cuts, len(tokens)]
-        for i, (first, end) in enumerate(zip(bounds, bounds[1:], strict=False)):
-            row = _row(0, first, tokens[first:end], read, i % 2)
-            company = (_row(1, 0, [3], ZERO_STATE, 2, is_decode=True),) if cuts == [CHUNK] else ()
-            logits = model.forward(Step((row, *company)), store)[0].copy()
-            read = i % 2
-        results.append((logits, _state(store, read), store.read_block(0)))
-    for result in results[1:]:
-        for got, wanted in zip(result, results[0], strict=True):
-            assert np.array_equal(got, wanted)
+    store = model.new_store(StoreSpec(6, 3))
+
+    def run(*rows: Row) -> np.ndarray:
+        return model.forward(Step(rows), store).copy()
+
+    whole = run(_row(0, 0, tokens, ZERO_STATE, 0))[0]
+    run(_row(1, 0, tokens[:CHUNK], ZERO_STATE, 1))
+    end = run(_row(1, CHUNK, tokens[CHUNK:], 1, 2), _row(2, 0, [3], ZERO_STATE, 3, is_decode=True))[
+        0
+    ]
+    run(_row(1, CHUNK, tokens[CHUNK:-1], 1, 4))
+    last = run(_row(1, CHUNK + 1, tokens[-1:], 4, 5))[0]
+    for logits, row in ((end, 2), (last, 5)):
+        assert np.array_equal(logits, whole)
+        assert np.array_equal(_state(store, row), _state(store, 0))
+    assert np.array_equal(store.read_block(1), store.read_block(0))
 
 
 def test_a_prompt_leaves_the_states_of_its_last_tokens(models: Models) -> None:
@@ -126,3 +130,16 @@ def test_hidden_states_agree_with_the_reference(models: Models) -> None:
     head = model.hidden(Step((_row(0, 0, [5, 9], ZERO_STATE, 2),)), store)
     tail = model.hidden(Step((_row(0, 2, [77], 2, 3),)), store)
     assert np.array_equal(np.concatenate([head, tail]), got[:3])
+
+
+def test_segments_cover_a_row_and_leave_the_states_that_are_wanted() -> None:
+    for start, n, n_writes in ((0, 1, 1), (63, 2, 1), (64, 64, 1), (10, 5000, 1), (0, 128, 3),
+                               (5, 200, 67), (0, 64, 64), (60, 3, 3)):  # fmt: skip
+        parts = list(segments(start, n, n_writes))
+        own = [p for p in parts if not p.is_aside]
+        assert [p.first for p in own] == [0, *(p.end for p in own[:-1])] and own[-1].end == n
+        assert all((start + p.first) % CHUNK == p.n % CHUNK == 0 for p in own if p.in_chunks)
+        ends = {p.end for p in own if p.in_chunks}
+        ends |= {e for p in parts if not p.in_chunks for e in range(p.first + 1, p.end + 1)}
+        assert set(range(n - n_writes + 1, n + 1)) <= ends
+        assert n_writes > 1 or not any(p.is_aside for p in parts)
