@@ -25,7 +25,6 @@ from .cuda_blocks import Attention, DeltaNet, FeedForward, Head, attention, delt
 from .cuda_decode import HIDDEN, MAX_ROWS, Decoder, Operation
 from .cuda_kernels import Kernels
 from .cuda_prompt import Prompter
-from .cuda_single import SinglePrompter
 from .cuda_store import CudaStore
 from .cuda_weights import SUPERBLOCK_NBYTES, Matrix, Uploader
 from .rope import rope_of
@@ -71,7 +70,6 @@ class CudaBackend:
         self._upload = Uploader(self.device, self.kernels)
         self._decoder = Decoder(self.device, self.kernels, config, rope)
         self._prompter = Prompter(self.device, self.kernels, config, rope)
-        self._single = SinglePrompter(self.device, self.kernels, config, rope)
         self._logits = np.empty((0, config.n_vocab), np.float32)
 
     # -- weights ------------------------------------------------------------------------------
@@ -139,8 +137,7 @@ class CudaBackend:
             self._decode(decoding[first : first + MAX_ROWS], offsets, plan, out)
         for i, row in enumerate(rows):
             if not row.is_decode:
-                prompter = self._single if len(row) == 1 else self._prompter
-                address = prompter.run(row, plan.operations, plan.store)
+                address = self._prompter.run(row, plan.operations, plan.store)
                 self._fetch(out[offsets[i] : offsets[i + 1]], address)
         self.device.synchronize()
 

@@ -123,7 +123,7 @@ class Decoder:
         tokens, read_rows, write_rows, cells, lengths, cosines = fields
         sines = cosines + 4 * bucket * half
         blocks = sines + 4 * bucket * half
-        inputs = Inputs(tokens, read_rows, write_rows, cells, lengths, cosines, sines, blocks)
+        inputs = Inputs(tokens, read_rows, write_rows, cells, lengths, blocks, cosines, sines)
 
         def record() -> None:
             self._device.upload(address, host.raw)

@@ -41,9 +41,9 @@ class Inputs:
     write_rows: int
     cells: int
     lengths: int
+    blocks: int
     cosines: int
     sines: int
-    blocks: int
 
 
 class Ops:

@@ -12,7 +12,7 @@ import numpy as np
 
 from gguf_hybrid.config import ModelConfig
 from gguf_hybrid.metal.driver import Device
-from gguf_hybrid.step import BLOCK, Ids, Row
+from gguf_hybrid.step import BLOCK, Row
 from gguf_hybrid.weights.ggml import GGMLType
 
 from .cuda_blocks import Attention, DeltaNet, FeedForward, Head
@@ -44,45 +44,33 @@ class Prompter:
     def run(self, row: Row, operations: Sequence[Operation], store: CudaStore) -> int:
         """The address of the logits [row.n_logits, n_vocab], or of the normed activations of all
         tokens if that was the last operation; asynchronous."""
-        parts = self.inputs(row)
-        packed = np.concatenate(parts)
-        address = self._scratch("inputs", packed.nbytes)
-        self._device.upload(address, packed)
-        self._device.synchronize()
-        self.launch(address, parts, operations, store, row)
-        return self.result(row, operations)
-
-    def result(self, row: Row, operations: Sequence[Operation]) -> int:
-        """What ``run`` returns."""
+        inputs = self._upload(row)
+        for name, block, index in operations:
+            getattr(self, f"_{name}")(block, index, inputs, store, row)
         if operations[-1][0] == HIDDEN:
             return self._ops.activations("h", len(row), self._config.n_embd, True).floats
         return self._logits(row)
 
-    def launch(
-        self, address: int, parts: Sequence[Ids], operations: Sequence[Operation],
-        store: CudaStore, row: Row,
-    ) -> None:  # fmt: skip
-        """All operations, with their inputs at ``address`` one behind the other."""
-        ends = np.cumsum([0, *(part.size for part in parts)])
-        inputs = Inputs(*(address + 4 * int(first) for first in ends[:-1]))
-        for name, block, index in operations:
-            getattr(self, f"_{name}")(block, index, inputs, store, row)
-
-    def inputs(self, row: Row) -> list[Ids]:
-        """What kernels are told of a row, in the order of ``Inputs``, all in the form of int32."""
+    def _upload(self, row: Row) -> Inputs:
         positions = np.arange(row.start, row.end, dtype=np.int32)
         cells = row.blocks[positions // BLOCK] * BLOCK + positions % BLOCK
         cosines, sines = self._rope.tables(positions)
-        return [
+        parts = [
             row.tokens,
             np.array([row.state_read], np.int32),
             np.array(row.state_write, np.int32),
             cells,
             positions + 1,
+            row.blocks,
             cosines.view(np.int32).ravel(),
             sines.view(np.int32).ravel(),
-            row.blocks,
         ]
+        packed = np.concatenate([part.astype(np.int32, copy=False) for part in parts])
+        address = self._scratch("inputs", packed.nbytes)
+        self._device.upload(address, packed)
+        self._device.synchronize()
+        ends = np.cumsum([0, *(part.size for part in parts)])
+        return Inputs(*(address + 4 * int(first) for first in ends[:-1]))
 
     def _x(self, row: Row) -> int:
         return self._ops.floats("x", len(row), self._config.n_embd)

@@ -86,15 +86,16 @@ def test_steps_agree_with_the_reference_and_rows_do_not_meet(models: Models) -> 
 
 
 def test_a_prompt_may_be_cut_and_have_company(models: Models) -> None:
-    """Whole, cut at a chunk's end, and with its last token as a row of its own: the same bits."""
+    """Whole, cut at a chunk's end, and with its last token as a row of its own: the same bits. So
+    are the states that the whole one leaves, one of them inside a chunk."""
     _, model = models
     tokens = np.random.default_rng(4).integers(0, model.config.n_vocab, CHUNK + 2).tolist()
-    store = model.new_store(StoreSpec(6, 3))
+    store = model.new_store(StoreSpec(10, 4))
 
     def run(*rows: Row) -> np.ndarray:
         return model.forward(Step(rows), store).copy()
 
-    whole = run(_row(0, 0, tokens, ZERO_STATE, 0))[0]
+    whole = run(_row(0, 0, tokens, ZERO_STATE, 0, 6, 7, 8))[0]
     run(_row(1, 0, tokens[:CHUNK], ZERO_STATE, 1))
     end = run(_row(1, CHUNK, tokens[CHUNK:], 1, 2), _row(2, 0, [3], ZERO_STATE, 3, is_decode=True))[
         0
@@ -105,6 +106,9 @@ def test_a_prompt_may_be_cut_and_have_company(models: Models) -> None:
         assert np.array_equal(logits, whole)
         assert np.array_equal(_state(store, row), _state(store, 0))
     assert np.array_equal(store.read_block(1), store.read_block(0))
+    run(_row(3, 0, tokens[: CHUNK - 1], ZERO_STATE, 9))
+    for row, kept in ((4, 6), (1, 7), (9, 8)):
+        assert np.array_equal(_state(store, row), _state(store, kept))
 
 
 def test_a_prompt_leaves_the_states_of_its_last_tokens(models: Models) -> None:
