@@ -40,6 +40,8 @@ class Row:
                  1 <= len(state_write) <= n; none of them is read by any row of the step
     blocks       int32 KV block ids, covering positions 0 .. start + n - 1
     n_logits     how many trailing tokens want logits (0 ... n)
+    is_decode    the row is one token that was sampled. A backend may compute such rows together and
+                 in another arithmetic than prompts, which a prompt's last piece of one token is not
     """
 
     seq_id: int
@@ -49,6 +51,7 @@ class Row:
     state_write: tuple[int, ...]
     blocks: Ids
     n_logits: int
+    is_decode: bool = False
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -70,6 +73,7 @@ class Step:
         writes = [r for row in self.rows for r in row.state_write]
         assert len(writes) == len(set(writes)), "a state row is written twice"
         assert reads.isdisjoint(writes), "a state row is read and written in one step"
+        assert all(len(row) == 1 for row in self.rows if row.is_decode), "one token is decoded"
 
     @cached_property
     def tokens(self) -> Ids:

@@ -1,16 +1,13 @@
-// The splits of `attend_split` joined in their order, times sigmoid(gate): float32, records, f16. A
-// threadgroup of D lanes takes one head of one query.
+// The splits of `attend_split` joined in their order, times sigmoid(gate): float32 and records. A threadgroup
+// of D lanes takes one head of one query.
 //: in float part_o
 //: in float part_ml
 //: in float qg
 //: out float yf
 //: out uint yq
-//: out half yh
 //: const int D
 //: const int NH
 //: const int S
-//: const int RECORDS
-//: const int HALVES
 const size_t head = threadgroup_position_in_grid.x;
 const int tid = int(thread_index_in_threadgroup), lane = int(thread_index_in_simdgroup);
 float highest = -3.0e38f;
@@ -25,7 +22,5 @@ for (int s = 0; s < S; ++s) {
 const float v = sum / mass * sigmoid(qg[head * 2 * D + D + tid]);
 const size_t at = head * D + tid;
 yf[at] = v;
-if (HALVES) yh[at] = to_half(v);
-if (RECORDS)
-  store_record(yq, int(head) / NH, int(head) % NH * (D / 32) + int(simdgroup_index_in_threadgroup),
-               NH * (D / 32), v, lane);
+store_record(yq, int(head) / NH, int(head) % NH * (D / 32) + int(simdgroup_index_in_threadgroup),
+             NH * (D / 32), v, lane);

@@ -231,6 +231,12 @@ INLINE uint two_halves(float a, float b) {
   return uint(as_type<ushort>(to_half(a))) | uint(as_type<ushort>(to_half(b))) << 16;
 }
 
+// A lane's words of N operands of `simd_mma` that lie one behind the other.
+template <int N>
+INLINE void load_fragments(thread uint4 (&out)[N], const device uint4* from) {
+  for (int i = 0; i < N; ++i) out[i] = from[32 * i];
+}
+
 // Weights 16 run ... 16 run + 15 of the superblock at `block`, decoded.
 template <int TYPE>
 INLINE void load_run(thread float (&out)[16], const device uchar* block, int run) {

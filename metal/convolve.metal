@@ -1,5 +1,5 @@
-// Prompt form, first part: causal convolution of the n tokens of one row, unit q and k, decay and
-// rate of each V head. A threadgroup takes one head-wide group of D channels of one token.
+// Prompt form, first part: causal convolution of the n tokens of one row, unit q and k, log decay
+// and rate of each V head. A threadgroup takes one head-wide group of D channels of one token.
 //: in float qkv
 //: in float alpha
 //: in float beta
@@ -51,6 +51,6 @@ mixed[(size_t)t * CONV + channel] = v;
 if (head >= 2 * HK && tid == 0) {
   const int h = head - 2 * HK;
   const size_t at = (size_t)t * HV + h;
-  gates[2 * at] = exp(softplus(alpha[at] + dt_bias[h]) * ssm_a[h]);
+  gates[2 * at] = softplus(alpha[at] + dt_bias[h]) * ssm_a[h];
   gates[2 * at + 1] = sigmoid(beta[at]);
 }

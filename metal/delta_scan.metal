@@ -47,8 +47,10 @@ for (int first = 0; first < n; first += TT) {
   for (int at = tid; at < count * 16; at += 128)
     v_tile[at / 16][at % 16] =
         mixed[(size_t)(first + at / 16) * CONV + (2 * HK + h) * D + slice * 16 + at % 16];
-  if (tid < 2 * count)
-    gate_tile[tid] = gates[2 * ((size_t)(first + tid / 2) * HV + h) + tid % 2];
+  if (tid < 2 * count) {
+    const float gate = gates[2 * ((size_t)(first + tid / 2) * HV + h) + tid % 2];
+    gate_tile[tid] = tid % 2 ? gate : exp(gate);
+  }
   threadgroup_barrier(mem_flags::mem_threadgroup);
   for (int t = 0; t < count; ++t) {
     const float decay = gate_tile[2 * t], rate = gate_tile[2 * t + 1];

@@ -66,6 +66,7 @@ for (int kb = 0; kb < K / 64; ++kb) {
   for (int i = 0; i < LOADS; ++i) x_tile[tid / 8 + 32 * i][tid % 8] = x_next[i];
   for (int i = 0; i < 2; ++i) w_tile[tid / 4][2 * (tid % 4) + i] = w_next[i];
   threadgroup_barrier(mem_flags::mem_threadgroup);
+  if (m_base >= count) continue;
   for (int k16 = 0; k16 < 4; ++k16) {
     uint a[2][4];
     for (int i = 0; i < 2; ++i) {
@@ -78,7 +79,8 @@ for (int kb = 0; kb < K / 64; ++kb) {
     for (int c = 0; c < NT; ++c) {
       const int at = (n_base + 8 * c + g) * 36 + 8 * k16 + t;
       const uint b[2] = {w_words[at], w_words[at + 4]};
-      for (int i = 0; i < 2; ++i) simd_mma(acc[i][c], a[i], b);
+      simd_mma(acc[0][c], a[0], b);
+      if (m_base + 16 < count) simd_mma(acc[1][c], a[1], b);
     }
   }
 }

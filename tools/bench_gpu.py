@@ -100,7 +100,7 @@ class Bench:
         first = row * self._per_row
         used = -(-(start + n) // BLOCK)
         blocks = np.arange(first, first + used, dtype=np.int32)
-        return Row(row, start, tokens, read, (write,), blocks, n_logits)
+        return Row(row, start, tokens, read, (write,), blocks, n_logits, is_decode=n == 1)
 
     def _timed(self, step: Step) -> float:
         began = time.perf_counter()

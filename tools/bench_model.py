@@ -66,11 +66,11 @@ class BareModel:
             self._forward([(s, self._tokens(n), int(is_last)) for s, n, is_last in rows])
         read = time.perf_counter()
         for _ in range(tg):
-            self._forward([(seq_id, self._tokens(1), 1) for seq_id in range(pl)])
+            self._forward([(seq_id, self._tokens(1), 1) for seq_id in range(pl)], is_decode=True)
         return Point(pp, tg, pl, read - began, time.perf_counter() - read)
 
-    def _forward(self, rows: Sequence[tuple[int, Ids, int]]) -> None:
-        step = Step(tuple(self.memory.plan(*row) for row in rows))
+    def _forward(self, rows: Sequence[tuple[int, Ids, int]], is_decode: bool = False) -> None:
+        step = Step(tuple(self.memory.plan(*row, is_decode) for row in rows))
         self.model.forward(step, self.memory.store)
         self.memory.commit(step.rows)
 

@@ -38,7 +38,7 @@ def _seconds(sequences: Sequences, width: int, tokens: list[int], n_passes: int)
     """Mean seconds of a pass in which each of ``width`` sequences reads ``tokens``."""
     began = time.perf_counter()
     for _ in range(n_passes):
-        sequences.feed(*((seq, tokens) for seq in range(width)))
+        sequences.feed(*((seq, tokens) for seq in range(width)), decoding=len(tokens) == 1)
     return (time.perf_counter() - began) / n_passes
 
 

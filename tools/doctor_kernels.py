@@ -148,8 +148,9 @@ def _logits(excerpt: Excerpt, backend: Backend, kv_type: str = "f32") -> Floats:
     rng = np.random.default_rng(11)
     tokens = rng.integers(0, excerpt.config.n_vocab, N_PROMPT + N_MORE).tolist()
     sequences = Sequences(Qwen35(excerpt.config, excerpt.tensors, backend), 1, kv_type)
-    pieces = [tokens[:N_PROMPT], *([t] for t in tokens[N_PROMPT:])]
-    return np.stack([sequences.feed((0, piece))[0] for piece in pieces])
+    read = sequences.feed((0, tokens[:N_PROMPT]))
+    more = [sequences.feed((0, [t]), decoding=True)[0] for t in tokens[N_PROMPT:]]
+    return np.stack([*read, *more])
 
 
 def _compare_logits(

@@ -37,9 +37,12 @@ class Sequences:
         self.model = model
         self.memory = HybridMemory(model.new_store(sizes.store_spec(kv_type)), sizes)
 
-    def feed(self, *work: Work) -> list[Floats]:
-        """One pass; float32 [n_vocab] after the last token of each (sequence, tokens)."""
-        rows = [self.memory.plan(seq, np.array(tokens, np.int32), 1) for seq, tokens in work]
+    def feed(self, *work: Work, decoding: bool = False) -> list[Floats]:
+        """One pass; float32 [n_vocab] after the last token of each (sequence, tokens), which is a
+        new one when ``decoding``, and the end of a piece of its prompt otherwise."""
+        rows = [
+            self.memory.plan(seq, np.array(tokens, np.int32), 1, decoding) for seq, tokens in work
+        ]
         step = Step(tuple(rows))
         logits = self.model.forward(step, self.memory.store)
         self.memory.commit(step.rows)
@@ -73,8 +76,8 @@ class Laws:
     def _alone(self, i: int) -> list[Floats]:
         """Logits of prompt i and of its further tokens, with nobody else in the model."""
         sequences = Sequences(self._model, 1)
-        pieces = [self._prompts[i], *([t] for t in self._more[i])]
-        return [sequences.feed((0, piece))[0] for piece in pieces]
+        read = sequences.feed((0, self._prompts[i]))
+        return read + [sequences.feed((0, [t]), decoding=True)[0] for t in self._more[i]]
 
     def _batched(self, alone: list[list[Floats]]) -> tuple[list[Floats], list[Floats]]:
         """All prompts in one pass, then all further tokens together."""
@@ -82,7 +85,7 @@ class Laws:
         got = [[logits] for logits in sequences.feed(*enumerate(self._prompts))]
         for t in range(N_MORE):
             work = [(i, [more[t]]) for i, more in enumerate(self._more)]
-            for mine, logits in zip(got, sequences.feed(*work), strict=True):
+            for mine, logits in zip(got, sequences.feed(*work, decoding=True), strict=True):
                 mine.append(logits)
         return _flat(got), _flat(alone)
 
@@ -104,7 +107,7 @@ class Laws:
         sequences.feed((0, self._prompts[1]))
         saved = unpack(pack(sequences.memory.save(0, self._prompts[1]), layout), layout)
         sequences.memory.load(1, saved)
-        got = [sequences.feed((1, [token]))[0] for token in self._more[1]]
+        got = [sequences.feed((1, [token]), decoding=True)[0] for token in self._more[1]]
         return got, alone[1][1:]
 
     def _reused(self, alone: list[list[Floats]]) -> tuple[list[Floats], list[Floats]]:

@@ -1,10 +1,10 @@
 """The CUDA backend: own kernels through the driver, no MLX in the loop.
 
-Operations are recorded while the model runs and computed by ``logits``: rows of one token together
-as a captured graph (``cuda_decode``), longer rows one by one on the tensor units
-(``cuda_prompt``). A decode row's result does not depend on how many rows there are, bit for bit; a
-prompt's may depend on where it is cut. Weights, states and KV lie in device memory. Matrix products
-of decode steps round activations to int8 in groups of 32, those of prompts to f16.
+Operations are recorded while the model runs and computed by ``logits``: decode rows together as a
+captured graph (``cuda_decode``), prompt rows one by one on the tensor units (``cuda_prompt``). A
+row's result does not depend, bit for bit, on the other rows, nor a prompt's on cuts at multiples of
+``CHUNK``. Weights, states and KV lie in device memory. Matrix products of decode steps round
+activations to int8 in groups of 32, those of prompts to f16.
 """
 
 import logging
@@ -158,7 +158,7 @@ class CudaBackend:
     ) -> Running:
         _recorded(plan, SAMPLE, head)
         rows = plan.step.rows
-        assert all(len(row) == row.n_logits == 1 for row in rows) and len(rows) <= MAX_ROWS
+        assert all(row.is_decode and row.n_logits == 1 for row in rows) and len(rows) <= MAX_ROWS
         n_logits = choices.count(None)
         logits = self._buffer(n_logits) if n_logits else np.empty((0, 0), np.float32)
         host = self._decoder.sample(rows, plan.operations, plan.store, choices, sources, logits)
@@ -167,11 +167,11 @@ class CudaBackend:
     def _evaluate(self, plan: Plan, wanted: list[int], out: Floats) -> None:
         """Compute the step; row i fills the next ``wanted[i]`` rows of ``out``."""
         rows, offsets = plan.step.rows, [0, *np.cumsum(wanted).tolist()]
-        singles = [i for i, row in enumerate(rows) if len(row) == 1]
-        for first in range(0, len(singles), MAX_ROWS):
-            self._decode(singles[first : first + MAX_ROWS], offsets, plan, out)
+        decoding = [i for i, row in enumerate(rows) if row.is_decode]
+        for first in range(0, len(decoding), MAX_ROWS):
+            self._decode(decoding[first : first + MAX_ROWS], offsets, plan, out)
         for i, row in enumerate(rows):
-            if len(row) > 1:
+            if not row.is_decode:
                 address = self._prompter.run(row, plan.operations, plan.store)
                 self._fetch(out[offsets[i] : offsets[i + 1]], address)
         self.device.synchronize()

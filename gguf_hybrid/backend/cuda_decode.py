@@ -75,7 +75,7 @@ class Decoder:
 
     def __init__(self, device: Device, kernels: Kernels, config: ModelConfig, rope: Rope) -> None:
         self._device, self._config, self._rope = device, config, rope
-        self._scratch = Scratch(device)
+        self._scratch = Scratch(device, fixed=True)
         self._ops = Ops(device, kernels, config, self._scratch)
         self._kernels = kernels
         self._sampling = Sampling(kernels, self._scratch, config.n_vocab, MAX_ROWS)
@@ -183,7 +183,7 @@ class Decoder:
         for host in hosts:
             self._fill(host, (), store)
             host.told.fill((), ())
-        address = self._scratch(f"inputs.{bucket}", hosts[0].raw.nbytes)
+        address = self._scratch(f"inputs.{bucket}.{table}", hosts[0].raw.nbytes)
         fields = [address + 4 * bucket * i for i in range(6)]
         tokens, read_rows, write_rows, cells, lengths, cosines = fields
         sines = cosines + 4 * bucket * (self._config.n_rot // 2)
@@ -260,7 +260,9 @@ class Decoder:
         ops.matvec(h, [(w.q, qg), (w.k, k), (w.v, v)], n)
         ops.rope_and_store((w.q_norm, w.k_norm), (qg, k, v), q, run, store, index, n)
         o = ops.activations("attended", MAX_ROWS, width, False)
-        ops.attend_rows(q, qg, o, run.lengths, run.blocks, table, store, index, n, SPLITS, CHUNK)
+        ops.attend_rows(
+            q, qg, o, run.lengths, run.blocks, table, store, index, n, MAX_ROWS, SPLITS, CHUNK
+        )
         ops.matvec(o, [(w.out, self._x())], n, residual=self._x())
 
     def _feed_forward(

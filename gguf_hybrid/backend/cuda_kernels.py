@@ -21,10 +21,11 @@ class Kernels:
 
 
 class Scratch:
-    """Named device buffers that only grow. A captured graph needs a scratch that grows no more."""
+    """Named device buffers that only grow. Those of a ``fixed`` one, which captured graphs use,
+    have their full size from the start and never move."""
 
-    def __init__(self, device: Device) -> None:
-        self._device = device
+    def __init__(self, device: Device, fixed: bool = False) -> None:
+        self._device, self._fixed = device, fixed
         self._buffers: dict[str, tuple[int, int]] = {}
         self.nbytes = 0
 
@@ -32,6 +33,7 @@ class Scratch:
         """Address of at least ``nbytes``; contents survive unless the buffer had to grow."""
         address, size = self._buffers.get(name, (0, 0))
         if size < nbytes:
+            assert not (address and self._fixed), f"{name} would move under captured graphs"
             if address:
                 self._device.synchronize()
                 self._device.release(address)

@@ -17,10 +17,10 @@ ROW_TILE = 32
 """Activation rows a matrix-vector kernel takes at most at a time; buffers hold whole tiles."""
 NORM_LANES = 1024
 """Lanes that share one row of a norm: few rows, so as many as a threadgroup holds."""
-MANY_ROWS = 64
-"""From here on a float matrix is shared by more of its own rows instead of more rows of x."""
 NARROW = 4096
 """Up to so many outputs the columns of long rows are cut into more parts."""
+DECODE_FLOAT_ROWS, PROMPT_FLOAT_ROWS = 2, 8
+"""Rows of a float matrix that a threadgroup takes: a prompt fills the device by its rows of x."""
 FLOAT_TYPES = frozenset({GGMLType.F32, GGMLType.F16, GGMLType.BF16})
 
 
@@ -32,12 +32,6 @@ class Activations:
     records: int
     halves: int
     k: int
-
-    def from_row(self, row: int) -> "Activations":
-        at = row * self.k
-        halves = self.halves and self.halves + 2 * at
-        records = self.records and self.records + at // 32 * RECORD_NBYTES
-        return Activations(self.floats + 4 * at, records, halves, self.k)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,15 +109,18 @@ class Ops:
         products: Sequence[tuple[Matrix, int]],
         rows: int,
         residual: int = 0,
+        is_prompt: bool = False,
     ) -> None:
-        """Each product's matrix times the rows of x, one launch; ``residual`` joins the first."""
-        many = rows > MANY_ROWS
-        tiles = 1 if many or rows <= 8 else 2 if rows <= 16 else 4
-        float_rows = 8 if many else 2
+        """Each product's matrix times the rows of x, one launch; ``residual`` joins the first.
+
+        A prompt's rows all take one variant of the kernel, however many there are.
+        """
+        tiles = 1 if is_prompt or rows <= 8 else 2 if rows <= 16 else 4
+        float_rows = PROMPT_FLOAT_ROWS if is_prompt else DECODE_FLOAT_ROWS
         padded = [*products, *[(None, 0)] * (4 - len(products))]
         groups = sum(-(-m.n // (float_rows if m.type in FLOAT_TYPES else 16)) for m, _ in products)
         outputs = sum(m.n for m, _ in products)
-        simds = 16 if outputs <= NARROW and x.k >= 16 * SUPERBLOCK and not many else 8
+        simds = 16 if outputs <= NARROW and x.k >= 16 * SUPERBLOCK and not is_prompt else 8
         run = self.kernels(
             "matvec",
             K=x.k,
@@ -166,14 +163,17 @@ class Ops:
 
     def attend_rows(
         self, q: int, qg: int, y: Activations, lengths: int, blocks: int, stride: int,
-        store: CudaStore, index: int, rows: int, splits: int, chunk: int = 64,
+        store: CudaStore, index: int, rows: int, max_rows: int, splits: int, chunk: int,
     ) -> None:  # fmt: skip
         """Attention of ``rows`` queries over their own lengths; a block table every ``stride``. A
         split takes every ``splits``-th chunk of ``chunk`` keys."""
         c = self.config
         heads = rows * c.n_head
-        partial = self.scratch("partial", 4 * heads * splits * c.head_dim)
-        mass = self.scratch("mass", 8 * heads * splits)
+        parts = max_rows * c.n_head * splits
+        partial, mass = (
+            self.scratch("partial", 4 * parts * c.head_dim),
+            self.scratch("mass", 8 * parts),
+        )
         split = self.kernels(
             "attend_split",
             D=c.head_dim,
@@ -188,11 +188,8 @@ class Ops:
             (splits, c.n_head_kv, rows), 256, q, store.kv + 2 * index * store.layer_halves,
             lengths, blocks, partial, mass, stride,
         )  # fmt: skip
-        merge = self.kernels(
-            "attend_merge", D=c.head_dim, NH=c.n_head, S=splits, RECORDS=not y.halves,
-            HALVES=bool(y.halves),
-        )  # fmt: skip
-        merge.launch((heads, 1, 1), c.head_dim, partial, mass, qg, y.floats, y.records, y.halves)
+        merge = self.kernels("attend_merge", D=c.head_dim, NH=c.n_head, S=splits)
+        merge.launch((heads, 1, 1), c.head_dim, partial, mass, qg, y.floats, y.records)
 
     def top_experts(self, logits: int, shared: int, chosen: int, weights: int, rows: int) -> None:
         c = self.config

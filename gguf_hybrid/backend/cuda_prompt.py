@@ -1,8 +1,9 @@
-"""Rows of several tokens, one row at a time: matrix products on the tensor units.
+"""Prompt rows, one at a time: matrix products on the tensor units.
 
 Activations become f16 in front of a product, sums stay float32; float32 weights (routers, gates)
-are multiplied in float32. The delta rule runs over the tokens in order with its state in registers.
-Attention takes ``ATTEND_TILE`` tokens at a time, which bounds its scratch.
+are multiplied in float32. What is computed for a token does not depend on how many tokens the row
+has, as long as it is cut at multiples of ``CHUNK`` (see ``cuda_delta``): every other sum has one
+order whatever the launch.
 """
 
 from collections.abc import Sequence
@@ -16,18 +17,18 @@ from gguf_hybrid.weights.ggml import GGMLType
 
 from .cuda_blocks import Attention, DeltaNet, FeedForward, Head
 from .cuda_decode import HIDDEN, Operation
+from .cuda_delta import DeltaRule
 from .cuda_kernels import Kernels, Scratch
 from .cuda_ops import Activations, Inputs, Ops
 from .cuda_store import CudaStore
 from .cuda_weights import Matrix
 from .rope import Rope
 
-ATTEND_TILE = 128
-SPLITS = 4
 TALL_TILE, SHORT_TILE = 128, 64
-"""Rows of x that a threadgroup of ``matmul`` takes."""
+"""Rows of x that a threadgroup of ``matmul`` takes; both add along k in the same order."""
 N_TILE = 64
-SCAN_ROWS = 16
+PAIR_TILE = 64
+"""(query, head) pairs that a threadgroup of ``attend_prompt`` takes."""
 
 
 class Prompter:
@@ -38,6 +39,7 @@ class Prompter:
         self._scratch = Scratch(device)
         self._ops = Ops(device, kernels, config, self._scratch)
         self._kernels = kernels
+        self._delta_rule = DeltaRule(config, kernels, self._scratch, self._ops)
 
     def run(self, row: Row, operations: Sequence[Operation], store: CudaStore) -> int:
         """The address of the logits [row.n_logits, n_vocab], or of the normed activations of all
@@ -78,9 +80,18 @@ class Prompter:
 
     # -- products -----------------------------------------------------------------------------
 
+    def _products(self, x: Activations, products: Sequence[tuple[Matrix, int]], rows: int) -> None:
+        """Several matrices times the same x; the float32 ones in one launch."""
+        exact = [pair for pair in products if pair[0].type is GGMLType.F32]
+        if exact:
+            self._ops.matvec(x, exact, rows, is_prompt=True)
+        for w, y in products:
+            if w.type is not GGMLType.F32:
+                self._product(x, w, y, rows)
+
     def _product(self, x: Activations, w: Matrix, y: int, rows: int, residual: int = 0) -> None:
         if w.type is GGMLType.F32:
-            self._ops.matvec(x, [(w, y)], rows, residual)
+            self._ops.matvec(x, [(w, y)], rows, residual, is_prompt=True)
             return
         tile = TALL_TILE if rows > SHORT_TILE else SHORT_TILE
         grid = (-(-w.n // N_TILE), -(-rows // tile), 1)
@@ -125,38 +136,12 @@ class Prompter:
         heads = c.ssm_time_step_rank
         qkv, z = ops.floats("qkv", n, c.conv_dim), ops.floats("z", n, c.value_dim)
         beta, alpha = ops.floats("beta", n, heads), ops.floats("alpha", n, heads)
-        for matrix, out in ((w.qkv, qkv), (w.gate, z), (w.beta, beta), (w.alpha, alpha)):
-            self._product(h, matrix, out, n)
-        o = self._delta_rule(w, (qkv, alpha, beta), index, run, store, row)
+        self._products(h, [(w.qkv, qkv), (w.gate, z), (w.beta, beta), (w.alpha, alpha)], n)
+        o = self._delta_rule.run(w, (qkv, alpha, beta), index, run, store, row)
         y = ops.activations("o", n, c.value_dim, True)
         norm = self._kernels("gated_norm", D=c.ssm_state_size, EPS=c.rms_eps)
         norm.launch((n * heads, 1, 1), c.ssm_state_size, o, z, w.ssm_norm, y.floats, y.halves)
         self._product(y, w.out, self._x(row), n, residual=self._x(row))
-
-    def _delta_rule(
-        self, w: DeltaNet, inputs: tuple[int, int, int], index: int, run: Inputs,
-        store: CudaStore, row: Row,
-    ) -> int:  # fmt: skip
-        c, n, n_writes = self._config, len(row), len(row.state_write)
-        size, k_heads, heads = c.ssm_state_size, c.ssm_group_count, c.ssm_time_step_rank
-        states = store.states + 4 * index * store.layer_floats
-        sizes = {"D": size, "HK": k_heads, "HV": heads, "KC": c.ssm_conv_kernel}
-        mixed = self._ops.floats("mixed", n, c.conv_dim)
-        gates = self._ops.floats("gates", n, 2 * heads)
-        convolve = self._kernels("convolve", **sizes, ROW_FLOATS=store.row_floats, EPS=c.rms_eps)
-        convolve.launch(
-            (2 * k_heads + heads, n, 1), size, *inputs, w.taps, w.dt_bias, w.a, run.read_rows,
-            run.write_rows, states, states, mixed, gates, n, n_writes,
-        )  # fmt: skip
-        o = self._ops.floats("scanned", n, c.value_dim)
-        scan = self._kernels(
-            "delta_scan", **sizes, TILED=c.tiled_v_heads, ROW_FLOATS=store.row_floats
-        )
-        scan.launch(
-            (heads, size // SCAN_ROWS, 1), 128, mixed, gates, run.read_rows, run.write_rows,
-            states, states, o, n, n_writes,
-        )  # fmt: skip
-        return o
 
     def _attend(self, w: Attention, index: int, run: Inputs, store: CudaStore, row: Row) -> None:
         c, ops, n = self._config, self._ops, len(row)
@@ -164,18 +149,24 @@ class Prompter:
         h = self._normed(w.norm, row)
         qg, q = ops.floats("qg", n, 2 * width), ops.floats("q", n, width)
         k, v = ops.floats("k", n, kv_width), ops.floats("v", n, kv_width)
-        for matrix, y in ((w.q, qg), (w.k, k), (w.v, v)):
-            self._product(h, matrix, y, n)
+        self._products(h, [(w.q, qg), (w.k, k), (w.v, v)], n)
         ops.rope_and_store((w.q_norm, w.k_norm), (qg, k, v), q, run, store, index, n)
         o = ops.activations("attended", n, width, True)
-        for first in range(0, n, ATTEND_TILE):
-            rows = min(ATTEND_TILE, n - first)
-            at = 4 * first * width
-            lengths = run.lengths + 4 * first
-            ops.attend_rows(
-                q + at, qg + 2 * at, o.from_row(first), lengths, run.blocks, 0, store, index,
-                rows, SPLITS,
-            )  # fmt: skip
+        attend = self._kernels(
+            "attend_prompt",
+            D=c.head_dim,
+            NH=c.n_head,
+            NKV=c.n_head_kv,
+            BLOCK_STRIDE=store.block_halves,
+            SCALE=c.attention_scale,
+        )
+        n_pairs = n * c.n_head // c.n_head_kv
+        tiles = -(-n_pairs // PAIR_TILE)
+        parts = self._scratch("queries", tiles * c.n_head_kv * 2 * PAIR_TILE * c.head_dim)
+        attend.launch(
+            (tiles, c.n_head_kv, 1), 128, q, store.kv + 2 * index * store.layer_halves, run.lengths,
+            run.blocks, qg, parts, o.floats, o.halves, n_pairs,
+        )  # fmt: skip
         self._product(o, w.out, self._x(row), n, residual=self._x(row))
 
     def _feed_forward(
@@ -193,8 +184,7 @@ class Prompter:
         assert w.shared_gate is not None and w.shared_up is not None
         width = w.shared_gate.n
         gate, up = self._ops.floats("gate", n, width), self._ops.floats("up", n, width)
-        self._product(y, w.shared_gate, gate, n)
-        self._product(y, w.shared_up, up, n)
+        self._products(y, [(w.shared_gate, gate), (w.shared_up, up)], n)
         return self._swiglu("shared_hidden", gate, up, n, width)
 
     def _swiglu(self, name: str, gate: int, up: int, rows: int, width: int) -> Activations:
@@ -210,9 +200,10 @@ class Prompter:
         n_pairs, k_used, width = n * c.n_expert_used, c.n_expert_used, w.gate.n
         logits = ops.floats("router", n, c.n_expert)
         shared_logit = ops.floats("shared", n, 1) if w.shared_router else 0
-        self._product(y, w.router, logits, n)
+        routers = [(w.router, logits)]
         if w.shared_router:
-            self._product(y, w.shared_router, shared_logit, n)
+            routers.append((w.shared_router, shared_logit))
+        self._products(y, routers, n)
         chosen, order = self._scratch("chosen", 4 * n_pairs), self._scratch("order", 4 * n_pairs)
         weights = ops.floats("weights", n, k_used + 1)
         ops.top_experts(logits, shared_logit, chosen, weights, n)
@@ -241,7 +232,7 @@ class Prompter:
         h = self._ops.activations("last", n, width, False)
         x = self._x(row) + 4 * (len(row) - n) * width
         self._ops.norm(x, head.norm, h, n)
-        self._ops.matvec(h, [(head.output, self._logits(row))], n)
+        self._ops.matvec(h, [(head.output, self._logits(row))], n, is_prompt=True)
 
     def _hidden_of(self, head: Head, _: int, run: Inputs, store: CudaStore, row: Row) -> None:
         self._normed(head.norm, row)

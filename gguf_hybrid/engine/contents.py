@@ -143,7 +143,8 @@ class Contents:
         rows: list[Row] = []
 
         def plan() -> None:
-            rows.append(self.memory.plan(work.slot.id, work.tokens, work.n_logits))
+            is_decode = not work.is_prompt
+            rows.append(self.memory.plan(work.slot.id, work.tokens, work.n_logits, is_decode))
 
         return rows[0] if self.with_room(plan) else None
 

@@ -66,7 +66,7 @@ class HybridMemory:
 
     # -- steps --------------------------------------------------------------------------------
 
-    def plan(self, seq_id: int, tokens: Ids, n_logits: int) -> Row:
+    def plan(self, seq_id: int, tokens: Ids, n_logits: int, is_decode: bool = False) -> Row:
         """Reserve what the next ``tokens`` of a sequence need.
 
         Raises KVExhausted, having changed nothing. Each row ends in ``commit`` or ``abandon``.
@@ -74,7 +74,7 @@ class HybridMemory:
         blocks = self._kv.reserve(seq_id, len(tokens))
         state_read, state_write = self._recurrent.plan(seq_id, len(tokens))
         start = self._kv.length(seq_id)
-        return Row(seq_id, start, tokens, state_read, state_write, blocks, n_logits)
+        return Row(seq_id, start, tokens, state_read, state_write, blocks, n_logits, is_decode)
 
     def commit(self, rows: Sequence[Row]) -> None:
         """The model has run the rows of a step: their tokens are absorbed."""

@@ -5,6 +5,7 @@ that fill no tile, matrices that fill no threadgroup, lengths around a block's e
 """
 
 import numpy as np
+from gguf_hybrid.metal import kernel
 from gguf_hybrid.metal.kernel import Body
 from gguf_hybrid.metal.shim import run
 
@@ -14,12 +15,18 @@ from .kernel_references import (
     EPS,
     FLOAT_TYPES,
     ROW_TILE,
+    Chunk,
+    delta_chunk,
+    delta_chunks,
     delta_rule,
     empty_records,
     error,
+    f16,
+    first_operand,
     recorded,
     records,
     rms,
+    second_operand,
     sigmoid,
     silu,
     weight,
@@ -142,8 +149,9 @@ def _mixed(i: dict[str, np.ndarray], past: np.ndarray) -> tuple[np.ndarray, np.n
 
 
 def _gates(i: dict[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    """Log decays and rates [n, heads]."""
     total = (i["alpha"] + i["dt_bias"]).astype(np.float64)
-    return np.exp(np.log1p(np.exp(total)) * i["a"]), sigmoid(i["beta"])
+    return np.log1p(np.exp(total)) * i["a"], sigmoid(i["beta"])
 
 
 def delta_step(body: Body) -> float:
@@ -157,7 +165,8 @@ def delta_step(body: Body) -> float:
         constants = GEOMETRY | {"TILED": tiled, "ROW_FLOATS": LAYER, "EPS": EPS}
         run(body, constants, [i["qkv"], i["z"], i["alpha"], i["beta"], i["taps"], i["dt_bias"],
             i["a"], i["norm"], reads, writes, pool, pool, y, q], (4, 2, 1), 256)  # fmt: skip
-        decay, rate = _gates(i)
+        log_decay, rate = _gates(i)
+        decay = np.exp(log_decay)
         for b in range(2):
             state = before[reads[b]] if reads[b] >= 0 else np.zeros(LAYER, np.float32)
             row = i | {"qkv": i["qkv"][b : b + 1]}
@@ -183,10 +192,10 @@ def convolve(body: Body) -> float:
     run(body, constants, [i["qkv"], i["alpha"], i["beta"], i["taps"], i["dt_bias"], i["a"],
         reads, writes, pool, pool, mixed, gates, n, 2], (8, n, 1), 32)  # fmt: skip
     heads, history = _mixed(i, i["pool"][2, : 3 * CONV].reshape(3, CONV))
-    decay, rate = _gates(i)
+    log_decay, rate = _gates(i)
     return max(
         error(mixed, heads.reshape(n, CONV)),
-        error(gates, np.stack([decay, rate], -1)),
+        error(gates, np.stack([log_decay, rate], -1)),
         error(pool[0, : 3 * CONV], history[n : n + 3].ravel()),
         error(pool[4, : 3 * CONV], history[n - 1 : n + 2].ravel()),
     )
@@ -198,8 +207,9 @@ def delta_scan(body: Body) -> float:
     i = _delta_inputs(n)
     heads, _ = _mixed(i, np.zeros((3, CONV)))
     mixed = heads.reshape(n, CONV).astype(np.float32)
-    decay, rate = _gates(i)
-    gates = np.stack([decay, rate], -1).astype(np.float32)
+    log_decay, rate = _gates(i)
+    decay = np.exp(log_decay)
+    gates = np.stack([log_decay, rate], -1).astype(np.float32)
     pool, o = _floats(rng, 5, LAYER), _empty(n, 4, 32)
     before = pool.copy()
     reads, writes = np.array([2], np.int32), np.array([0, 4], np.int32)
@@ -213,6 +223,92 @@ def delta_scan(body: Body) -> float:
         last, last_but_one = (pool[r, 3 * CONV :].reshape(4, 32, 32)[h] for r in (0, 4))
         worst = max(worst, error(o[:, h], wanted), error(last, states[-1]),
                     error(last_but_one, states[-2]))  # fmt: skip
+    return worst
+
+
+CHUNKED = [{"D": 32, "HK": 2, "HV": 4, "TILED": 1}, {"D": 64, "HK": 1, "HV": 2, "TILED": 0}]
+"""Sizes of the chunk kernels, for two chunks of 64 tokens."""
+
+
+def _chunk_inputs(sizes: dict[str, int]) -> tuple[np.ndarray, np.ndarray, list[list[Chunk]]]:
+    """mixed, gates, and the two reference chunks of each head."""
+    rng, d, k_heads, heads = _rng(), sizes["D"], sizes["HK"], sizes["HV"]
+    mixed = _floats(rng, 128, 2 * k_heads + heads, d)
+    mixed[:, : 2 * k_heads] /= np.linalg.norm(mixed[:, : 2 * k_heads], axis=-1, keepdims=True)
+    gates = _floats(rng, 128, heads, 2)
+    gates[..., 0] = -np.exp(gates[..., 0] - 3)
+    gates[..., 1] = sigmoid(gates[..., 1])
+    chunks = [
+        [
+            delta_chunk(*(x[at : at + 64] for x in _of_head(mixed, gates, sizes, h)))
+            for at in (0, 64)
+        ]
+        for h in range(heads)
+    ]
+    return mixed, gates, chunks
+
+
+def _of_head(
+    mixed: np.ndarray, gates: np.ndarray, sizes: dict[str, int], h: int
+) -> list[np.ndarray]:
+    """q, k, v [n, d], log decays and rates [n] of a V head."""
+    k_heads = sizes["HK"]
+    kh = h % k_heads if sizes["TILED"] else h // (sizes["HV"] // k_heads)
+    x, gates = mixed.astype(np.float64), gates.astype(np.float64)
+    return [x[:, kh], x[:, k_heads + kh], x[:, 2 * k_heads + h], gates[:, h, 0], gates[:, h, 1]]
+
+
+def _run_chunks(body: Body, sizes: dict[str, int], mixed: np.ndarray, gates: np.ndarray) -> tuple:
+    d, heads = sizes["D"], sizes["HV"]
+    parts = np.full((2, heads, 96 * d + 2048), 0x7E007E00, np.uint32)
+    values, decays = _empty(2, heads, 64, d), _empty(2, heads)
+    run(body, sizes, [mixed, gates, parts, values, decays], (2, heads, 1), 256)
+    return parts, values, decays
+
+
+def delta_chunk_parts(body: Body) -> float:
+    worst = 0.0
+    for sizes in CHUNKED:
+        d = sizes["D"]
+        mixed, gates, chunks = _chunk_inputs(sizes)
+        parts, values, decays = _run_chunks(body, sizes, mixed, gates)
+        for h, of_head in enumerate(chunks):
+            for c, wanted in enumerate(of_head):
+                w, q, k, scores = np.split(parts[c, h], [32 * d, 64 * d, 96 * d])
+                halves = max(
+                    error(first_operand(w, d), wanted.weights),
+                    error(first_operand(q, d), wanted.queries),
+                    error(second_operand(k, d), wanted.keys),
+                    error(first_operand(scores, 64), wanted.scores),
+                )
+                floats = error(values[c, h], wanted.values), abs(decays[c, h] - wanted.decay)
+                worst = max(worst, *floats, halves / 1e3)
+    return worst
+
+
+def delta_chunk_state(body: Body) -> float:
+    """From a state, and from none. An operand rounded the other way is an error of 1e-4."""
+    worst = 0.0
+    for sizes, read in zip(CHUNKED, (2, -1), strict=True):
+        d, heads = sizes["D"], sizes["HV"]
+        mixed, gates, chunks = _chunk_inputs(sizes)
+        arguments = _run_chunks(kernel.body("delta_chunk_parts"), sizes, mixed, gates)
+        history = 3 * (2 * sizes["HK"] + heads) * d
+        pool, o = _floats(_rng(), 4, history + heads * d * d), _empty(128, heads, d)
+        before = pool[2, history:].reshape(heads, d, d).astype(np.float64) * (read >= 0)
+        rows = np.array([read], np.int32), np.array([0], np.int32)
+        constants = {n: sizes[n] for n in ("D", "HK", "HV")} | {
+            "KC": 4,
+            "ROW_FLOATS": pool.shape[1],
+        }
+        run(body, constants, [*arguments, *rows, pool, pool, o, 2], (heads, d // 32, 1), 128)
+        after = pool[0, history:].reshape(heads, d, d)
+        for h in range(heads):
+            wanted, state = delta_chunks(chunks[h], before[h])
+            q, k, v, log_decay, rate = _of_head(mixed, gates, sizes, h)
+            exact, states = delta_rule(q, k, v, np.exp(log_decay), rate, before[h])
+            worst = max(worst, error(o[:, h], wanted) / 20, error(after[h], state) / 20)
+            worst = max(worst, error(o[:, h], exact) / 400, error(after[h], states[-1]) / 400)
     return worst
 
 
@@ -283,6 +379,31 @@ def attend_split(body: Body) -> float:
     return worst
 
 
+def attend_prompt(body: Body) -> float:
+    """Rows whose queries see one key, and keys up to and across a block's end. Behind them NaN."""
+    worst = 0.0
+    for d, heads, kv_heads, n, start in ((64, 4, 2, 40, 0), (256, 6, 2, 5, 253)):
+        rng, g, end = _rng(), heads // kv_heads, start + n
+        q, qg = _floats(rng, n, heads, d), _floats(rng, n, heads, 2 * d)
+        kv = _floats(rng, 3, 2, 256, kv_heads, d).astype(np.float16)
+        table = np.array([2, 0], np.int32)
+        cells = kv[table].transpose(1, 0, 2, 3, 4).reshape(2, -1, kv_heads, d)
+        keys, values = (np.repeat(x.astype(np.float64), g, axis=1) for x in cells[:, :end])
+        kv[table[end // 256], :, end % 256 :] = np.nan
+        y, half = _empty(n, heads, d), _empty(n, heads, d, dtype=np.float16)
+        room = np.zeros((-(-n * g // 64), kv_heads, 32 * d), np.uint32)
+        constants = {"D": d, "NH": heads, "NKV": kv_heads, "SCALE": 0.125}
+        constants["BLOCK_STRIDE"] = 512 * kv_heads * d
+        lengths = np.arange(start + 1, end + 1, dtype=np.int32)
+        arguments = [q, kv, lengths, table, qg, room, y, half, n * g]
+        run(body, constants, arguments, (len(room), kv_heads, 1), 128)
+        for b, length in enumerate(lengths):
+            wanted = _attended(f16(q[b]), keys[:length], values[:length], 0.125)
+            wanted *= sigmoid(qg[b, :, d:])
+            worst = max(worst, error(y[b], wanted) / 200, error(half[b], wanted) / 1e3)
+    return worst
+
+
 def attend_merge(body: Body) -> float:
     rng, d, heads, splits = _rng(), 64, 6, 4
     parts, qg = _floats(rng, heads, splits, d), _floats(rng, heads, 2 * d)
@@ -290,14 +411,12 @@ def attend_merge(body: Body) -> float:
     mass[1, 2] = (-3.0e38, 0.0)
     parts[1, 2] = 0.0
     y, q = _empty(heads, d), empty_records(2, 3 * d)
-    half = _empty(heads, d, dtype=np.float16)
-    constants = {"D": d, "NH": 3, "S": splits, "RECORDS": 1, "HALVES": 1}
-    run(body, constants, [parts, mass, qg, y, q, half], (heads, 1, 1), d)
+    constants = {"D": d, "NH": 3, "S": splits}
+    run(body, constants, [parts, mass, qg, y, q], (heads, 1, 1), d)
     w = np.exp(mass[..., 0] - mass[..., 0].max(-1, keepdims=True))
     o = (w[..., None] * parts).sum(1) / (w * mass[..., 1]).sum(-1)[:, None]
     wanted = o * sigmoid(qg[:, d:])
-    codes = error(recorded(q, 2), records(y.reshape(2, -1))[1])
-    return max(error(y, wanted), codes, error(half, wanted) / 1e3)
+    return max(error(y, wanted), error(recorded(q, 2), records(y.reshape(2, -1))[1]))
 
 
 def top_experts(body: Body) -> float:

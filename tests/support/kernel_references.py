@@ -1,5 +1,7 @@
 """NumPy statements of the kernels in float64, and data in the kernels' layouts."""
 
+from typing import NamedTuple
+
 import numpy as np
 import numpy.typing as npt
 from gguf_hybrid.metal import kernel, shim
@@ -107,3 +109,62 @@ def delta_rule(
         outputs.append(state @ q[t] / np.sqrt(q.shape[1]))
         states.append(state)
     return np.array(outputs), states
+
+
+def f16(x: Doubles) -> Doubles:
+    """The values after rounding to f16."""
+    return x.astype(np.float16).astype(np.float64)
+
+
+class Chunk(NamedTuple):
+    """What a chunk needs beside the state; all f16 but ``values`` and ``decay``."""
+
+    weights: Doubles
+    queries: Doubles
+    keys: Doubles
+    scores: Doubles
+    values: Doubles
+    decay: float
+
+
+def delta_chunk(q: Doubles, k: Doubles, v: Doubles, log_decay: Doubles, rate: Doubles) -> Chunk:
+    """One chunk of one V head in its WY form (arXiv 2412.06464, section 3.3). q, k, v [c, d]."""
+    total = np.cumsum(log_decay)
+    gap = np.exp(np.tril(total[:, None] - total))
+    a = np.tril(f16(k) @ f16(k).T * gap * rate[:, None], -1)
+    right = np.concatenate([v * rate[:, None], -k * (rate * np.exp(total))[:, None]], axis=1)
+    values, weights = np.split(np.linalg.solve(np.eye(len(a)) + a, right), 2, axis=1)
+    scale = 1 / np.sqrt(q.shape[1])
+    return Chunk(
+        weights=f16(weights),
+        queries=f16(q * np.exp(total)[:, None] * scale),
+        keys=f16(k * np.exp(total[-1] - total)[:, None]),
+        scores=f16(np.tril(f16(q) @ f16(k).T * gap) * scale),
+        values=values,
+        decay=float(np.exp(total[-1])),
+    )
+
+
+def delta_chunks(chunks: list[Chunk], state: Doubles) -> tuple[Doubles, Doubles]:
+    """The state [d, d] through chunks: o [n, d] and the state after them."""
+    outputs = []
+    for chunk in chunks:
+        rounded = f16(state).T
+        new = f16(chunk.values + chunk.weights @ rounded)
+        outputs.append(chunk.queries @ rounded + chunk.scores @ new)
+        state = chunk.decay * state + new.T @ chunk.keys
+    return np.concatenate(outputs), state
+
+
+def first_operand(words: npt.NDArray[np.uint32], columns: int) -> Doubles:
+    """The matrix [64, columns] that lanes hold as first operands of ``simd_mma`` (``cuda.h``)."""
+    halves = words.view(np.float16).reshape(4, columns // 16, 8, 4, 2, 2, 2)
+    # tile, k16, g, t, half of columns, half of rows, pair -> rows (tile, half, g), columns
+    return halves.transpose(0, 5, 2, 1, 4, 3, 6).reshape(64, columns).astype(np.float64)
+
+
+def second_operand(words: npt.NDArray[np.uint32], columns: int) -> Doubles:
+    """The matrix [64, columns] of second operands, two steps of 16 rows side by side."""
+    halves = words.view(np.float16).reshape(columns // 8, 2, 8, 4, 2, 2, 2)
+    # tile, 32 rows, g, t, k16, half of rows, pair -> rows (32, k16, half, t, pair), columns
+    return halves.transpose(1, 4, 5, 3, 6, 0, 2).reshape(64, columns).astype(np.float64)
