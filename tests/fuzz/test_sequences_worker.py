@@ -70,12 +70,21 @@ class Client:
         slot, name = self.pick(N_SLOTS), f"{self.pick(4)}.bin"
         match self.pick(4):
             case 0 | 1:
-                await self.files.save(slot, name)
+                await self._save(slot, name)
             case 2:
                 if (self.files.path_of(name)).exists():
                     await self.files.restore(slot, name)
             case 3:
                 await self.files.erase(slot)
+
+    async def _save(self, slot: int, name: str) -> None:
+        """An empty slot is refused and writes nothing."""
+        before = self.files.path_of(name).exists()
+        try:
+            await self.files.save(slot, name)
+        except RequestError as error:
+            assert str(error) == "Unable to save slot: it is empty"
+            assert self.files.path_of(name).exists() or not before
 
 
 def check_alone(each: Request) -> None:
