@@ -51,16 +51,8 @@ def run(args: argparse.Namespace) -> int:
 
 def servers_of(args: argparse.Namespace) -> list[ServerUnderTest]:
     """Ours, and the one it is measured against."""
-    flags = [
-        "-m",
-        args.model,
-        "-c",
-        str(_n_ctx(args)),
-        "-np",
-        str(max(args.npl)),
-        "--cache-ram",
-        "0",
-    ]
+    n_slots = str(max(args.npl))
+    flags = ["-m", args.model, "-c", str(_n_ctx(args)), "-np", n_slots, "--cache-ram", "0"]
     flags += ["-fa", "on", "-ctk", "f16", "-ctv", "f16"]
     flags += ["-t", str(n_threads(args))]
     servers = [ServerUnderTest("ours", OURS, [*flags, "--arithmetic", args.arithmetic])]
@@ -70,7 +62,8 @@ def servers_of(args: argparse.Namespace) -> list[ServerUnderTest]:
 
 
 def _n_ctx(args: argparse.Namespace) -> int:
-    return max(args.npl) * (-(-(args.npp + args.ntg + 1) // 256) * 256)
+    n_slots: int = max(args.npl)
+    return n_slots * (-(-(args.npp + args.ntg + 1) // 256) * 256)
 
 
 def _measure(
