@@ -98,7 +98,8 @@ def _create(model: ModelConfig, config: RuntimeConfig) -> tuple[Backend, Mapping
         from .cuda import CudaBackend
 
         choice.require_none_named("CUDA")
-        return CudaBackend(model, Device()), paths_of("own kernel")
+        paths = paths_of("own kernel") | {"sample": "own kernel, CPU for unusual samplers"}
+        return CudaBackend(model, Device()), paths
     import mlx.core as mx
 
     from .mlx import MlxBackend
