@@ -15,6 +15,9 @@ from statistics import median
 
 import numpy as np
 
+from gguf_hybrid.memory.kv import n_blocks_for
+from gguf_hybrid.step import BLOCK
+
 from .bench_arguments import add_model_arguments, counts, model_config, n_threads
 from .bench_bare import BareEngine, BareVolley
 from .bench_client import Client, Stream, together
@@ -62,8 +65,9 @@ def servers_of(args: argparse.Namespace) -> list[ServerUnderTest]:
 
 
 def _n_ctx(args: argparse.Namespace) -> int:
-    n_slots: int = max(args.npl)
-    return n_slots * (-(-(args.npp + args.ntg + 1) // 256) * 256)
+    """Whole KV blocks for every client."""
+    n_tokens: int = args.npp + args.ntg + 1
+    return int(max(args.npl)) * n_blocks_for(n_tokens) * BLOCK
 
 
 def _measure(
