@@ -6,7 +6,8 @@ left out here. x <- x + mixer(RMS(x)); x <- x + FFN(RMS(x)) per block, then norm
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 from gguf_hybrid.backend.base import (
     Backend,
@@ -24,6 +25,7 @@ from gguf_hybrid.weights.layout import check_tensors
 from gguf_hybrid.weights.reader import GGUFFile, TensorInfo
 
 Progress = Callable[[float], None]
+T = TypeVar("T")
 
 
 class Qwen35:
@@ -72,16 +74,17 @@ class Qwen35:
         ``SamplingBackend.launch``."""
         backend = self.backend
         assert isinstance(backend, SamplingBackend)
-        plan = backend.begin(step, store)
-        return backend.launch(self.head, self._blocks(plan), plan, choices, sources)
+        return self._evaluate(
+            step, store, partial(backend.launch, choices=choices, sources=sources)
+        )
 
     def hidden(self, step: Step, store: Store) -> Floats:
         """Run one step for embeddings: the hidden state of every token after the final norm,
         float32 [n_tokens, n_embd], in the order of ``step.tokens``."""
         return self._evaluate(step, store, self.backend.hidden)
 
-    def _evaluate(self, step: Step, store: Store, end: Callable[[Any, Any, Any], Floats]) -> Floats:
-        """``end`` is the backend's last operation, which computes them all."""
+    def _evaluate(self, step: Step, store: Store, end: Callable[[Any, Any, Any], T]) -> T:
+        """``end`` is the backend's last operation, which computes or launches them all."""
         plan = self.backend.begin(step, store)
         try:
             return end(self.head, self._blocks(plan), plan)
